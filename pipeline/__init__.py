@@ -1,0 +1,1 @@
+"""duetasks: a reliable delay queue on Kafka."""

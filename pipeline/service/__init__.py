@@ -1,0 +1,1 @@
+"""The asynchronous shell: performs what the core decides, over the ports."""

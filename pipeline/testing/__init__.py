@@ -1,0 +1,1 @@
+"""Shipped for tests: virtual clock and in-memory twins of the ports."""
