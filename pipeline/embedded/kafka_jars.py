@@ -7,11 +7,11 @@ file that differs from its checksum is never put on a class path.
 from __future__ import annotations
 
 import hashlib
-import tempfile
+import shutil
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from importlib import resources
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 import msgspec
 
@@ -45,6 +45,10 @@ class LockedJar(msgspec.Struct, frozen=True, kw_only=True):
         return f"{self.artifact}-{self.version}.jar"
 
 
+# Puts one jar below a folder and says where; the folder is empty or holds other jars.
+Fetch: TypeAlias = "Callable[[LockedJar, Path], Path]"
+
+
 def parse_lock(text: str) -> tuple[LockedJar, ...]:
     """Jars of a lock file, in the order of the file.
 
@@ -62,8 +66,7 @@ def _parse_line(line: str) -> LockedJar:
     sha256, _, coordinates = line.partition("  ")
     parts = coordinates.split(":")
     if len(sha256) != hashlib.sha256().digest_size * 2 or len(parts) != 3:  # noqa: PLR2004 - group:artifact:version
-        message = f"{LOCK_FILE_NAME}: not a `sha256  group:artifact:version` line: {line!r}"
-        raise ValueError(message)
+        raise ValueError(f"{LOCK_FILE_NAME}: not a `sha256  group:artifact:version` line: {line!r}")
     return LockedJar(sha256=sha256, group=parts[0], artifact=parts[1], version=parts[2])
 
 
@@ -82,7 +85,7 @@ def ensure_jars(
     cache_dir: Path,
     *,
     jars: Sequence[LockedJar],
-    fetch: Callable[[LockedJar, Path], Path] | None = None,
+    fetch: Fetch | None = None,
     on_progress: Callable[[str], None] = lambda _: None,
 ) -> tuple[Path, ...]:
     """Every locked jar as a file whose checksum was just compared, fetched first where it is missing or differs.
@@ -93,52 +96,46 @@ def ensure_jars(
         JarChecksumError: a jar fetched twice still differs; somebody between here and the repository changes files.
 
     """
-    with exclusive_lock(
-        cache_dir / "download.lock",
-        timeout_s=_CACHE_LOCK_TIMEOUT_S,
-        on_wait=lambda: on_progress("Waiting for another process that fetches Kafka into the same cache"),
-    ):
-        wanted = [jar for jar in jars if not _is_good(cache_dir, jar)]
-        if wanted:
-            _fetch_all(cache_dir, wanted, fetch or _fetch_with_jgo, on_progress)
+    # Read first, without the lock: the cache of a whole machine may be read-only for this user.
+    if not all(_is_good(cache_dir, jar) for jar in jars):
+        with exclusive_lock(
+            cache_dir / "download.lock",
+            timeout_s=_CACHE_LOCK_TIMEOUT_S,
+            on_wait=lambda: on_progress("Waiting for another process that fetches Kafka into the same cache"),
+        ):
+            wanted = [jar for jar in jars if not _is_good(cache_dir, jar)]
+            for jar in wanted:
+                (cache_dir / jar.file_name).unlink(missing_ok=True)
+            if wanted:
+                _fetch_all(cache_dir, wanted, fetch or fetch_with_jgo, on_progress)
     return tuple(cache_dir / jar.file_name for jar in jars)
 
 
 def _is_good(cache_dir: Path, jar: LockedJar) -> bool:
-    """Whether the cache holds the jar; one with another checksum is removed."""
     path = cache_dir / jar.file_name
-    if not path.exists():
-        return False
-    if sha256_of(path) == jar.sha256:
-        return True
-    path.unlink()
-    return False
+    return path.exists() and sha256_of(path) == jar.sha256
 
 
-def _fetch_all(
-    cache_dir: Path,
-    wanted: Sequence[LockedJar],
-    fetch: Callable[[LockedJar, Path], Path],
-    on_progress: Callable[[str], None],
-) -> None:
-    on_progress(f"Fetching Kafka {KAFKA_VERSION}: {len(wanted)} files")
-    done_bytes = 0
+def _fetch_all(cache_dir: Path, wanted: Sequence[LockedJar], fetch: Fetch, on_progress: Callable[[str], None]) -> None:
+    """Fetch jars, several at once; the caller holds the lock of the cache."""
     # Into a folder of its own first: what an interrupted download leaves behind must not look like a jar.
-    with (
-        tempfile.TemporaryDirectory(prefix="incoming-", dir=cache_dir) as incoming,
-        ThreadPoolExecutor(_DOWNLOADS_AT_ONCE, thread_name_prefix="kafka-jars") as pool,
-    ):
-        futures = [pool.submit(_fetch_checked, jar, cache_dir, Path(incoming), fetch) for jar in wanted]
+    incoming = cache_dir / "incoming"
+    shutil.rmtree(incoming, ignore_errors=True)
+    what = f"Fetching Kafka {KAFKA_VERSION}, once for all brokers of this machine"
+    on_progress(f"{what}: {len(wanted)} files")
+    done_bytes = 0
+    with ThreadPoolExecutor(_DOWNLOADS_AT_ONCE, thread_name_prefix="kafka-jars") as pool:
+        futures = [pool.submit(_fetch_checked, jar, cache_dir, incoming, fetch) for jar in wanted]
         try:
             for done, future in enumerate(as_completed(futures), start=1):
                 done_bytes += future.result().stat().st_size
-                on_progress(f"Fetching Kafka {KAFKA_VERSION}: {done} of {len(wanted)} files, {done_bytes / 1e6:.1f} MB")
-        except BaseException:
-            pool.shutdown(wait=False, cancel_futures=True)
-            raise
+                on_progress(f"{what}: {done} of {len(wanted)} files, {done_bytes / 1e6:.1f} MB")
+        finally:
+            pool.shutdown(cancel_futures=True)  # after a failure the others would only fail one by one
+            shutil.rmtree(incoming, ignore_errors=True)
 
 
-def _fetch_checked(jar: LockedJar, cache_dir: Path, incoming: Path, fetch: Callable[[LockedJar, Path], Path]) -> Path:
+def _fetch_checked(jar: LockedJar, cache_dir: Path, incoming: Path, fetch: Fetch) -> Path:
     found = ""
     for attempt in ("first", "second"):
         fetched = fetch(jar, incoming / attempt)
@@ -146,35 +143,38 @@ def _fetch_checked(jar: LockedJar, cache_dir: Path, incoming: Path, fetch: Calla
         if found == jar.sha256:
             return fetched.replace(cache_dir / jar.file_name)
         fetched.unlink()
-    message = (
+    raise JarChecksumError(
         f"{jar.file_name} was fetched twice and differs from the tested file (sha256 {found}, expected {jar.sha256}). "
         "Something between this machine and the repository changes files: ask whoever runs that proxy or mirror."
     )
-    raise JarChecksumError(message)
 
 
-def _fetch_with_jgo(jar: LockedJar, folder: Path) -> Path:
+def fetch_with_jgo(jar: LockedJar, folder: Path) -> Path:
     """Fetch one jar with jgo, from the repositories of the user's jgo settings or else its default."""
     try:
-        from jgo.config import GlobalSettings  # noqa: PLC0415 - part of an extra: absent is a sentence, not a traceback
+        import requests  # noqa: PLC0415 - part of an extra: absent is a sentence, not a traceback
+        from jgo.config import GlobalSettings  # noqa: PLC0415 - as above
         from jgo.maven import MavenContext  # noqa: PLC0415 - as above
     except ImportError as error:
         raise EmbeddedExtraMissingError from error
-    context = MavenContext(
-        repo_cache=folder,
-        remote_repos=GlobalSettings.load().repositories or None,
-        timeout=_REQUEST_TIMEOUT_S,
-    )
-    component = context.project(jar.group, jar.artifact).at_version(jar.version)
+    repositories = GlobalSettings.load().repositories or None  # None: jgo's default
+    context = MavenContext(repo_cache=folder, remote_repos=repositories, timeout=_REQUEST_TIMEOUT_S)
+    artifact = context.project(jar.group, jar.artifact).at_version(jar.version).artifact()
     try:
-        return Path(component.artifact().resolve())
-    except (OSError, RuntimeError) as error:  # requests' errors are OSErrors; jgo's "not found" is a RuntimeError
-        message = (
-            f"Can't fetch {jar.file_name}, which the embedded broker needs once: this machine seems to be offline. "
-            "Connect it, or point duetasks at a Kafka cluster that you have: "
-            "DUETASKS_BOOTSTRAP_SERVERS=host:port."
-        )
-        raise JarsUnavailableError(message) from error
+        return Path(artifact.resolve())
+    except requests.RequestException as error:
+        raise _unavailable(jar, "this machine seems to be offline") from error
+    except RuntimeError as error:
+        raise _unavailable(jar, "no repository in jgo's settings has it") from error
+    except OSError as error:
+        raise _unavailable(jar, f"it can't be stored ({error})") from error
+
+
+def _unavailable(jar: LockedJar, why: str) -> JarsUnavailableError:
+    return JarsUnavailableError(
+        f"Can't fetch {jar.file_name} for the embedded broker: {why}. "
+        "Mend that and try again, or use a Kafka cluster that you have: set DUETASKS_BOOTSTRAP_SERVERS=host:port."
+    )
 
 
 def render_lock(jars: Iterable[LockedJar]) -> str:
@@ -183,5 +183,5 @@ def render_lock(jars: Iterable[LockedJar]) -> str:
         f"# Jars of Apache Kafka {KAFKA_VERSION} with its log4j binding: sha256, then group:artifact:version.\n"
         "# Written by `python -m pipeline.embedded.relock`; not edited by hand.\n"
     )
-    lines = sorted(f"{jar.sha256}  {jar.group}:{jar.artifact}:{jar.version}\n" for jar in jars)
-    return head + "".join(sorted(lines, key=lambda line: line.partition("  ")[2]))
+    in_order = sorted(jars, key=lambda jar: (jar.group, jar.artifact))
+    return head + "".join(f"{jar.sha256}  {jar.group}:{jar.artifact}:{jar.version}\n" for jar in in_order)

@@ -53,7 +53,5 @@ def _any_free(free: Callable[[int], bool], *, taken: int) -> int:
         port = _PORT_FIRST + secrets.randbelow(_PORT_COUNT)
         if port != taken and free(port):
             return port
-    message = (
-        f"No free port on {LOOPBACK} from {_PORT_FIRST} to {_PORT_FIRST + _PORT_COUNT - 1} in {_ATTEMPTS_MAX} attempts."
-    )
-    raise BrokerStartError(message)
+    last = _PORT_FIRST + _PORT_COUNT - 1
+    raise BrokerStartError(f"No free port on {LOOPBACK} from {_PORT_FIRST} to {last} in {_ATTEMPTS_MAX} attempts.")

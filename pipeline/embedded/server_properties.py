@@ -17,6 +17,9 @@ if TYPE_CHECKING:
 # Loopback only, as an address and not as a name: a name can resolve to ::1 first, where nobody listens.
 LOOPBACK = "127.0.0.1"
 
+_HEAD = "# Written at each start of the embedded broker; changes are lost.\n"
+_ASCII_END = 128
+
 
 class BrokerPorts(msgspec.Struct, frozen=True, kw_only=True):
     """The two loopback ports of a node: for clients, and for the KRaft controllers among themselves."""
@@ -45,15 +48,9 @@ class NodePlan(msgspec.Struct, frozen=True, kw_only=True):
         return min(3, len(self.voters) or 1)
 
 
-def broker_settings(plan: NodePlan, extra: Mapping[str, str] | None = None) -> dict[str, str]:
-    """Kafka's settings for one node; `extra` comes last and wins (for tests that need another bound)."""
-    return {
-        **_network(plan),
-        **_storage(plan),
-        **_coordinators(plan),
-        **_safety(plan),
-        **(extra or {}),
-    }
+def broker_settings(plan: NodePlan, *, overrides: Mapping[str, str]) -> dict[str, str]:
+    """Kafka's settings for one node; `overrides` win (for tests that need another bound)."""
+    return {**_network(plan), **_storage(plan), **_coordinators(plan), **_safety(plan), **overrides}
 
 
 def _network(plan: NodePlan) -> dict[str, str]:
@@ -73,6 +70,10 @@ def _network(plan: NodePlan) -> dict[str, str]:
         # Two cores beside the agent: the default of eight request threads only adds context switches.
         "num.io.threads": "4",
         "num.network.threads": "2",
+        # A killed broker that comes back is refused until its former session ran out; the default (9 s) would be the
+        # better part of a restart. A stall of this length costs little here: leaders are elected again at once.
+        "broker.session.timeout.ms": "4000",
+        "broker.heartbeat.interval.ms": "1000",
     }
 
 
@@ -131,20 +132,20 @@ def _min_isr(plan: NodePlan) -> int:
 
 
 def render_properties(settings: Mapping[str, str]) -> str:
-    """Text of a Java properties file; a backslash in a value is doubled, as that format wants."""
-    lines = (f"{key}={value.replace(chr(92), chr(92) * 2)}\n" for key, value in settings.items())
-    return "# Written at each start of the embedded broker; changes are lost.\n" + "".join(lines)
+    """Text of a Java properties file, in ASCII."""
+    lines = (f"{key}={_escaped(value)}\n" for key, value in settings.items())
+    return _HEAD + "".join(lines)
 
 
 def render_log4j(log_file: Path) -> str:
-    """Text of a log4j2 configuration that logs into one file, which is renamed away at 10 MB, three times at most."""
+    """Text of a log4j2 configuration, in ASCII: one log file of at most 10 MB, and the three before it."""
+    path = _escaped(str(log_file))
     return f"""\
-# Written at each start of the embedded broker; changes are lost.
-status = error
+{_HEAD}status = error
 appender.file.type = RollingFile
 appender.file.name = file
-appender.file.fileName = {log_file}
-appender.file.filePattern = {log_file}.%i
+appender.file.fileName = {path}
+appender.file.filePattern = {path}.%i
 appender.file.layout.type = PatternLayout
 appender.file.layout.pattern = [%d] %p %m (%c)%n
 appender.file.policies.type = Policies
@@ -154,4 +155,14 @@ appender.file.strategy.type = DefaultRolloverStrategy
 appender.file.strategy.max = 3
 rootLogger.level = info
 rootLogger.appenderRef.file.ref = file
+# Each component prints all its settings at each start, two thousand lines in all; those that we set are beside the log.
+logger.settings.name = org.apache.kafka.common.config.AbstractConfig
+logger.settings.level = warn
 """
+
+
+def _escaped(value: str) -> str:
+    """A value for Java's properties format, which is read as Latin-1 and takes a backslash as an escape."""
+    utf16 = value.replace("\\", "\\\\").encode("utf-16-be")
+    units = [int.from_bytes(utf16[at : at + 2]) for at in range(0, len(utf16), 2)]
+    return "".join(chr(unit) if unit < _ASCII_END else f"\\u{unit:04x}" for unit in units)
