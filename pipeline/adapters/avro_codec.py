@@ -18,7 +18,7 @@ from fastavro.schema import fingerprint, parse_schema, to_parsing_canonical_form
 from pipeline.core.effects import DeadTask, DueTask
 from pipeline.core.events import Cancel, Event, Origin, Reason, Rejection, Schedule
 from pipeline.core.positions import InputPosition, Positions
-from pipeline.core.tasks import NO_HEADERS, Emission, Status, TaskState, Tracking, Verdict, VerdictEntry
+from pipeline.core.tasks import NO_HEADERS, Status, TaskState, Tracking, Verdict, VerdictEntry
 from pipeline.errors import CorruptStateError
 from pipeline.package_files import package_folder
 
@@ -163,7 +163,6 @@ class AvroCodec:
 
     def encode_state(self, state: TaskState) -> bytes:
         """The value of a `task-state` record and of a row of the timer table."""
-        emission = state.emission
         return self._state.encode(
             {
                 "task_id": state.task_id,
@@ -175,7 +174,6 @@ class AvroCodec:
                 "due_at_ms": state.due_at_ms,
                 "wake_at_ms": state.wake_at_ms,
                 "changed_at_ms": state.changed_at_ms,
-                "scheduled_offset": state.scheduled_offset,
                 "payload": state.payload,
                 "content_type": state.content_type,
                 "headers": state.headers,
@@ -188,15 +186,8 @@ class AvroCodec:
                     {"event_id": v.event_id, "offset": v.offset, "verdict": v.verdict, "reason": v.reason}
                     for v in state.verdicts
                 ],
-                "emission": None
-                if emission is None
-                else {
-                    "emission_id": emission.emission_id,
-                    "topic": emission.topic,
-                    "partition": emission.partition,
-                    "offset": emission.offset,
-                    "fired_at_ms": emission.fired_at_ms,
-                },
+                "fired_at_ms": state.fired_at_ms,
+                "emitted_offset": state.emitted_offset,
             }
         )
 
@@ -211,8 +202,6 @@ class AvroCodec:
         )
         if fields["tracking"] is not None:
             fields["tracking"] = Tracking(**fields["tracking"])
-        if fields["emission"] is not None:
-            fields["emission"] = Emission(**fields["emission"])
         return TaskState(**fields)
 
     def encode_positions(self, positions: Positions) -> bytes:
@@ -268,7 +257,7 @@ def _unknown_encoding(value: bytes) -> Rejection:
     if value[:2] == MAGIC and len(value) >= HEADER_BYTES:
         return Rejection(
             reason=Reason.UNKNOWN_SCHEMA,
-            message=f"schema fingerprint {value[2:HEADER_BYTES].hex()} is none of ours: send a TaskEvent as schemas/ has it",
+            message=f"schema {value[2:HEADER_BYTES].hex()} is none of ours: send a TaskEvent as schemas/ has it",
         )
     return Rejection(
         reason=Reason.MALFORMED,

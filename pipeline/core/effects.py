@@ -8,7 +8,6 @@ import msgspec
 from pipeline.core.events import Origin, Reason
 from pipeline.core.tasks import (
     NO_HEADERS,
-    Emission,
     InstantMs,
     Offset,
     Partition,
@@ -26,6 +25,7 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     fence_clock_ms: InstantMs
     fence_offset: Offset
     applied_offset: Offset
+    generation_base: int = 0
 
 
 class DueTask(msgspec.Struct, frozen=True, kw_only=True, gc=False):
@@ -69,22 +69,22 @@ def emission_id(state: TaskState, partition: Partition) -> str:
     return f"{partition}:{state.generation}:{state.occurrence}:{state.attempt}"
 
 
-def due_task(state: TaskState, emission: Emission, evidence: Evidence) -> DueTask:
+def due_task(state: TaskState, partition: Partition, evidence: Evidence) -> DueTask:
     """The record that tells consumers that `state`'s task is due."""
     return DueTask(
         task_id=state.task_id,
         generation=state.generation,
         occurrence=state.occurrence,
         attempt=state.attempt,
-        emission_id=emission.emission_id,
+        emission_id=emission_id(state, partition),
         due_at_ms=state.due_at_ms,
-        fired_at_ms=emission.fired_at_ms,
+        fired_at_ms=evidence.fence_clock_ms,
         payload=state.payload,
         content_type=state.content_type,
         headers=state.headers,
         source=state.source,
         version=state.version,
-        scheduled_offset=state.scheduled_offset,
+        scheduled_offset=Offset(max(-1, state.generation - evidence.generation_base - 1)),
         applied_offset=evidence.applied_offset,
         fence_offset=evidence.fence_offset,
         fence_clock_ms=evidence.fence_clock_ms,

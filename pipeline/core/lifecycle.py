@@ -27,9 +27,9 @@ from pipeline.core.tasks import (
     NO_HEADERS,
     VERDICTS_MAX,
     DurationMs,
-    Emission,
     Generation,
     InstantMs,
+    Offset,
     Status,
     TaskState,
     Verdict,
@@ -165,19 +165,19 @@ def apply_rejection(
     )
 
 
-def mark_emitted(state: TaskState, emission: Emission, *, retention_ms: DurationMs) -> TaskState:
+def mark_emitted(
+    state: TaskState, *, fired_at_ms: InstantMs, emitted_offset: Offset, retention_ms: DurationMs
+) -> TaskState:
     """The state after its timer fired; the payload leaves the table, it stands on the execution topic now."""
     _move(state, Trigger.DUE)
-    assert state.due_at_ms <= emission.fired_at_ms, (
-        f"early fire: {state.task_id!r} due at {state.due_at_ms}, now {emission.fired_at_ms}"
-    )
-    return _finished(state, Status.EMITTED, emission.fired_at_ms, emission, retention_ms)
+    assert state.due_at_ms <= fired_at_ms, f"early fire: {state.task_id!r} due at {state.due_at_ms}, now {fired_at_ms}"
+    return _finished(state, Status.EMITTED, fired_at_ms, retention_ms, emitted_offset)
 
 
 def mark_dead(state: TaskState, *, now_ms: InstantMs, retention_ms: DurationMs) -> TaskState:
     """The state of a due task that can't be emitted at all; the bytes stand on `dead-tasks`."""
     _move(state, Trigger.UNDELIVERABLE)
-    return _finished(state, Status.DEAD, now_ms, None, retention_ms)
+    return _finished(state, Status.DEAD, now_ms, retention_ms, Offset(-1))
 
 
 def mark_purged(state: TaskState, *, now_ms: InstantMs) -> None:
@@ -194,7 +194,11 @@ def _move(state: TaskState, trigger: Trigger) -> Move:
 
 
 def _finished(
-    state: TaskState, status: Status, at_ms: InstantMs, emission: Emission | None, retention_ms: DurationMs
+    state: TaskState,
+    status: Status,
+    at_ms: InstantMs,
+    retention_ms: DurationMs,
+    emitted_offset: Offset,
 ) -> TaskState:
     return TaskState(
         task_id=state.task_id,
@@ -206,13 +210,13 @@ def _finished(
         due_at_ms=state.due_at_ms,
         wake_at_ms=InstantMs(at_ms + retention_ms),
         changed_at_ms=at_ms,
-        scheduled_offset=state.scheduled_offset,
         source=state.source,
         created_at_ms=state.created_at_ms,
         target_topic=state.target_topic,
         event_hashes=state.event_hashes,
         verdicts=state.verdicts,
-        emission=emission,
+        fired_at_ms=at_ms if status is Status.EMITTED else InstantMs(0),
+        emitted_offset=emitted_offset,
     )
 
 
@@ -234,7 +238,6 @@ def _schedule(
         due_at_ms=due_at_ms,
         wake_at_ms=due_at_ms,
         changed_at_ms=origin.append_at_ms,
-        scheduled_offset=origin.offset,
         payload=event.payload,
         content_type=event.content_type,
         headers=event.headers,

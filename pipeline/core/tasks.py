@@ -17,7 +17,6 @@ __all__ = [
     "NO_HEADERS",
     "VERDICTS_MAX",
     "DurationMs",
-    "Emission",
     "Generation",
     "IndexEntry",
     "IndexKind",
@@ -102,22 +101,12 @@ class VerdictEntry(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     reason: str = ""
 
 
-class Emission(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """Where and when a task was emitted: enough to find the record on its topic."""
-
-    emission_id: str
-    topic: str
-    partition: Partition
-    offset: Offset
-    fired_at_ms: InstantMs
-
-
 class TaskState(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """All that is known of one task: a row of the timer table, and its public status.
 
     `generation` 0 means never scheduled (only requests are remembered). `version` 0 means none seen.
     `wake_at_ms` is the instant of the task's one index entry; its kind follows from `status`.
-    `scheduled_offset` is where the accepted SCHEDULE stands in `task-events`.
+    `fired_at_ms` and `emitted_offset` tell where the present generation's emission is, 0 and -1 before it.
     `event_hashes` are the last 16 event ids, 8 bytes each, oldest first.
     """
 
@@ -130,7 +119,6 @@ class TaskState(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     due_at_ms: InstantMs = InstantMs(0)
     wake_at_ms: InstantMs = InstantMs(0)
     changed_at_ms: InstantMs = InstantMs(0)
-    scheduled_offset: Offset = Offset(-1)
     payload: bytes = b""
     content_type: str = ""
     headers: Mapping[str, bytes] = NO_HEADERS
@@ -140,7 +128,8 @@ class TaskState(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     tracking: Tracking | None = None
     event_hashes: bytes = b""
     verdicts: tuple[VerdictEntry, ...] = ()
-    emission: Emission | None = None
+    fired_at_ms: InstantMs = InstantMs(0)
+    emitted_offset: Offset = Offset(-1)
 
 
 class IndexEntry(msgspec.Struct, frozen=True, gc=False, order=True):
