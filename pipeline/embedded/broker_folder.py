@@ -135,6 +135,11 @@ def write_atomically(path: Path, content: bytes) -> None:
         temporary.unlink(missing_ok=True)  # gone already when it was moved into place
 
 
+def without_stack_traces(text: str) -> list[str]:
+    """Lines of what Java printed, without those that only mean something beside Kafka's source."""
+    return [line for line in text.splitlines() if not line.startswith("\tat ")]
+
+
 def _read(path: Path, kind: type[_Kept]) -> _Kept | None:
     try:
         return msgspec.json.decode(path.read_bytes(), type=kind)
@@ -146,6 +151,6 @@ def _tail(path: Path) -> list[str]:
     try:
         with path.open("rb") as file:
             file.seek(max(0, path.stat().st_size - _LOG_TAIL_BYTES))
-            return file.read().decode("utf-8", "replace").splitlines()[-_LOG_TAIL_LINES:]
+            return without_stack_traces(file.read().decode("utf-8", "replace"))[-_LOG_TAIL_LINES:]
     except FileNotFoundError:
         return []

@@ -15,6 +15,7 @@ from confluent_kafka import KafkaException
 from confluent_kafka.admin import AdminClient
 
 from pipeline.embedded.broker_errors import BrokerStartError
+from pipeline.embedded.broker_folder import without_stack_traces
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -53,7 +54,8 @@ def format_storage(command: list[str], *, timeout_s: float) -> None:
     except subprocess.TimeoutExpired as error:
         raise BrokerStartError("Preparing Kafka's data folder took too long: is this machine overloaded?") from error
     if done.returncode != 0:
-        raise BrokerStartError(f"Kafka could not prepare its data folder: {(done.stderr or done.stdout).strip()}")
+        said = "\n".join(without_stack_traces(done.stderr or done.stdout))
+        raise BrokerStartError(f"Kafka could not prepare its data folder: {said}")
 
 
 def spawn_detached(command: list[str], *, console_file: Path) -> psutil.Process:
