@@ -98,12 +98,10 @@ class BrokerFolder:
             return None
         try:
             process = psutil.Process(state.pid)
-            # A zombie has ended: it only waits for its parent, which may be the process that runs this line.
-            if process.status() == psutil.STATUS_ZOMBIE or not self._is_this_broker(process, state):
-                return None
+            return process if self._is_this_broker(process, state) else None
         except psutil.NoSuchProcess:
+            # A zombie raises a kind of it: ended, and only waiting for its parent, which may be this very process.
             return None
-        return process
 
     def _is_this_broker(self, process: psutil.Process, state: BrokerState) -> bool:
         """Tell a reused pid: by the settings file on its command line, which no other process has.
