@@ -5,9 +5,11 @@ working directory), then the defaults below. Nothing else in the package reads t
 """
 
 import os
+import re
+import tomllib
 from enum import StrEnum
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Final, Self
 
 from pydantic import Field, SecretStr, ValidationError, field_validator
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict, TomlConfigSettingsSource
@@ -16,7 +18,10 @@ from pipeline.core.events import DAY_MS, OWN_TOPICS, Limits
 from pipeline.core.tasks import DurationMs
 from pipeline.errors import ConfigurationError
 
-__all__ = ["Fence", "Settings", "TopicNames", "load_settings"]
+__all__ = ["Fence", "Settings", "TopicNames", "load_settings", "setting_origins", "user_cache_dir"]
+
+
+_WORDING: Final = re.compile("^(Input|String|List|Value) should")  # pydantic's words for what the user set
 
 
 class Fence(StrEnum):
@@ -188,9 +193,42 @@ def load_settings(**overrides: object) -> Settings:
         name for name in os.environ if name.startswith("DUETASKS_") and name not in known and "TEST_" not in name
     )
     if unknown:
-        raise ConfigurationError(f"Unknown settings {', '.join(unknown)}: see `duetasks config` for those there are.")
+        raise ConfigurationError(
+            f"There is no setting {', '.join(unknown)}: see `duetasks config` for those there are."
+        )
+    if "DUETASKS_CONFIG_FILE" in os.environ and not config_file().is_file():
+        raise ConfigurationError(f"DUETASKS_CONFIG_FILE names {config_file()}, which is no file: correct the path.")
     try:
         return Settings(**{name: value for name, value in overrides.items() if value is not None})  # type: ignore[arg-type]  # pydantic validates
     except ValidationError as error:
-        faults = [f"{'.'.join(str(part) for part in fault['loc'])}: {fault['msg']}" for fault in error.errors()]
-        raise ConfigurationError("Settings are wrong: " + "; ".join(faults)) from error
+        raise ConfigurationError("; ".join(_faults(error)) + ".") from error
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigurationError(f"{config_file()} is no TOML file: {error}.") from error
+
+
+def _faults(error: ValidationError) -> list[str]:
+    """A clause for each wrong setting; never its value, which may be a secret in the wrong place."""
+    return [
+        f"Setting {'.'.join(str(part) for part in fault['loc'])} "
+        + (
+            "does not exist: see `duetasks config` for those there are"
+            if fault["type"] == "extra_forbidden"
+            else "is wrong: " + _WORDING.sub("it should", fault["msg"].removeprefix("Value error, "))
+        )
+        for fault in error.errors()
+    ]
+
+
+def setting_origins() -> dict[str, str]:
+    """Where each setting's value comes from: its variable, the TOML file, or the default."""
+    variables = {name.upper() for name, value in os.environ.items() if value}
+    in_file = tomllib.loads(config_file().read_text("utf-8")) if config_file().is_file() else {}
+    found = dict.fromkeys(Settings.model_fields, "default")
+    found |= {name: str(config_file()) for name in in_file}
+    return found | {name: variable for name in found if (variable := f"DUETASKS_{name.upper()}") in variables}
+
+
+def user_cache_dir() -> Path:
+    """The folder for what can be fetched again, shared by all deployments of this user."""
+    base = os.environ.get("XDG_CACHE_HOME")
+    return (Path(base) if base else Path.home() / ".cache") / "duetasks"
