@@ -12,6 +12,7 @@ from pipeline.core.effects import DeadTask, DueTask
 from pipeline.core.events import Event, Rejection
 from pipeline.core.positions import Positions
 from pipeline.core.tasks import IndexEntry, InstantMs, Offset, TaskId, TaskState
+from pipeline.errors import RetryableError
 
 __all__ = [
     "Clock",
@@ -24,6 +25,7 @@ __all__ = [
     "InputBatch",
     "InputRecord",
     "Membership",
+    "OffsetsMovedError",
     "StateChunk",
     "StateLog",
     "TableMeta",
@@ -130,6 +132,10 @@ class EventSource(Protocol):
         """End a wait now."""
         ...
 
+    def pause(self) -> None:
+        """Forget what is buffered and fetch nothing until the next `seek`."""
+        ...
+
 
 class TopicIdentity(msgspec.Struct, frozen=True, kw_only=True):
     """What makes a topic the one that it was, and how many partitions it has."""
@@ -165,11 +171,14 @@ class EndOffsets(Protocol):
         ...
 
 
+class OffsetsMovedError(RetryableError):
+    """A record did not get the offset that it was expected to get: somebody else wrote to the partition; aborted."""
+
+
 class Commit(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """What a committed transaction learned: the offset of the last record that it wrote to `task-state`."""
 
     last_state_offset: Offset
-    due_offsets_ok: bool = True
 
 
 class Transaction(Protocol):
@@ -183,14 +192,27 @@ class Transaction(Protocol):
         """Open a transaction; raises `FencedError`."""
         ...
 
-    def produce(self, topic: str, key: bytes | None, value: bytes | None, headers: Mapping[str, bytes] | None) -> None:
-        """Add a record for the owner's partition of `topic`; raises `PoisonedBatchError` if it can't be sent at all."""
+    def produce(
+        self,
+        topic: str,
+        key: bytes | None,
+        value: bytes | None,
+        headers: Mapping[str, bytes] | None = None,
+        *,
+        expected: Offset | None = None,
+    ) -> None:
+        """Add a record for the owner's partition of `topic`; raises `PoisonedBatchError` if it can't be sent at all.
+
+        `expected`: the offset it must get, for it was written down; if it gets another, `commit` aborts and raises
+        `OffsetsMovedError`.
+        """
         ...
 
     async def commit(self) -> Commit:
         """All or nothing.
 
-        Raises `PoisonedBatchError` (aborted; fewer records may do), `RetryableError` (aborted cleanly),
+        Raises `PoisonedBatchError` (aborted; fewer records may do), `OffsetsMovedError` (aborted; ask for the ends
+        again), `RetryableError` (aborted cleanly),
         `FencedError`, `UnknownOutcomeError` (it may have committed: forget everything and acquire again).
         """
         ...
@@ -226,7 +248,7 @@ class Membership(Protocol):
     """The consumer group's word on who owns a partition."""
 
     async def prove(self, partition: int) -> None:
-        """Commit under the present generation, changing nothing; raises `FencedError` if this is no member's partition."""
+        """Commit under the present generation, changing nothing; raises `FencedError` if it is not ours."""
         ...
 
     async def commit(self, partition: int, position: Offset) -> None:

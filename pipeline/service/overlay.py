@@ -1,0 +1,54 @@
+"""The timer table as it will be once the work in hand is committed."""
+
+from collections.abc import Iterable, Mapping
+
+from pipeline.core.tasks import IndexEntry, TaskId, TaskState, index_entry
+from pipeline.ports import Codec, TableRow, TimerTable
+
+__all__ = ["Overlay"]
+
+
+class Overlay:
+    """Changes over a table, kept in memory until their transaction has committed; dropping it undoes them all."""
+
+    def __init__(self, table: TimerTable, codec: Codec) -> None:
+        self._table = table
+        self._codec = codec
+        self._before: dict[TaskId, TaskState | None] = {}
+        self._changed: dict[TaskId, TaskState | None] = {}
+
+    @property
+    def changed(self) -> Mapping[TaskId, TaskState | None]:
+        """The rows that differ from the table, None where the row is to go."""
+        return self._changed
+
+    def load(self, task_ids: Iterable[TaskId]) -> None:
+        """Read those rows from the table that were not read yet, in one go."""
+        missing = [task_id for task_id in dict.fromkeys(task_ids) if task_id not in self._before]
+        decode = self._codec.decode_state
+        for task_id, value in zip(missing, self._table.get_many(missing), strict=True):
+            self._before[task_id] = None if value is None else decode(value)
+
+    def get(self, task_id: TaskId) -> TaskState | None:
+        """The row as it stands with the changes; it must have been loaded."""
+        if task_id in self._changed:
+            return self._changed[task_id]
+        return self._before[task_id]
+
+    def put(self, task_id: TaskId, state: TaskState | None) -> None:
+        """Change a loaded row; None removes it."""
+        assert task_id in self._before, f"{task_id!r} was changed without having been loaded"
+        self._changed[task_id] = state
+
+    def rows(self) -> list[TableRow]:
+        """The changes as the table takes them: each drops the index entry that it makes wrong and adds the right one."""
+        encode = self._codec.encode_state
+        rows = []
+        for task_id, after in self._changed.items():
+            before = self._before[task_id]
+            drop: IndexEntry | None = None if before is None else index_entry(before)
+            add: IndexEntry | None = None if after is None else index_entry(after)
+            if drop == add:
+                drop = add = None
+            rows.append(TableRow(task_id, None if after is None else encode(after), drop, add))
+        return rows

@@ -1,0 +1,260 @@
+"""One tenure of a partition: cycle after cycle of apply, fence, fire and commit, until ownership ends or is in doubt."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from functools import partial
+from typing import Final
+
+import msgspec
+import structlog
+
+from pipeline.core.positions import POSITIONS_KEY, Positions
+from pipeline.core.tasks import Offset
+from pipeline.errors import PoisonedBatchError, RetryableError, UnavailableError
+from pipeline.ports import EventSource, OffsetsMovedError, TableMeta, TopicIdentity
+from pipeline.service.acquisition import Outside, Owned, encode_meta
+from pipeline.service.fence import Fence
+from pipeline.service.input_cursor import InputCursor, InputSlice
+from pipeline.service.owner_settings import OwnerSettings
+from pipeline.service.owner_status import OwnerStatus, PassingVerdicts, Phase
+from pipeline.service.targets import Targets
+from pipeline.service.turns import Turn, Turns
+from pipeline.service.work import Admit, Quarantine, Work
+
+__all__ = ["FenceTarget", "Tenure"]
+
+log = structlog.get_logger(__name__)
+
+IDLE_WAIT_MS_MAX: Final = 1_000
+FENCE_PATIENCE_MS: Final = 2_000
+
+FenceTarget = Callable[[TopicIdentity], Awaitable[Offset]]
+"""Asks for an offset above all that was acknowledged before the call. Raises `TopicMismatchError` if the input has
+another partition count than the identity says, `RetryableError` if it is another topic, `UnavailableError`."""
+
+
+class Tenure:
+    """One acquisition's time in office; thrown away whole when anything about ownership is in doubt."""
+
+    def __init__(
+        self,
+        settings: OwnerSettings,
+        outside: Outside,
+        source: EventSource,
+        owned: Owned,
+        *,
+        admit: Admit,
+        fence_target: FenceTarget,
+        status: OwnerStatus,
+        passing: PassingVerdicts,
+        stop: asyncio.Event,
+    ) -> None:
+        self._settings = settings
+        self._outside = outside
+        self._source = source
+        self._owned = owned
+        self._admit = admit
+        self._status = status
+        self._passing = passing
+        self._stop = stop
+        self._place = owned.positions.inputs[settings.events_topic]
+        self._cursor = InputCursor(source, self._place.position)
+        events = owned.identity.topics[settings.events_topic]
+        self._fence = Fence(outside.clock, partial(fence_target, events))
+        self._fence_since_ms: int | None = None
+        self._quarantine = Quarantine()
+        self._turns = Turns(settings.batch_records_max, settings.fire_max)
+        self._targets = Targets(settings, outside.end_offsets, owned.identity)
+        self._written_ms = self._checked_ms = outside.clock.monotonic_ms()
+        self._told_ms = self._written_ms
+        self._told_position = Offset(-1)
+        self._log = log.bind(partition=settings.partition)
+
+    async def serve(self) -> None:
+        """Cycles until the owner stops; raises what ends the tenure."""
+        await self._targets.learn()
+        # The first transaction proves the claim and records the positions, before the partition counts as ready.
+        await self._commit(self._new_work(), InputSlice(records=(), end_position=self._cursor.position))
+        self._status.phase, self._status.message = Phase.ACTIVE, ""
+        self._log.info("partition_active", position=self._cursor.position)
+        while not self._stop.is_set():
+            busy = await self._cycle()
+            await self._keep_up()
+            if not busy:
+                await self._source.wait(self._idle_ms())
+
+    async def _cycle(self) -> bool:
+        """One transaction; False if there was nothing to do."""
+        turn = self._turns.next()
+        work = self._new_work()
+        inputs = self._cursor.peek(records_max=turn.inputs_max, bytes_max=self._settings.batch_bytes_max)
+        work.apply(inputs.records, self._admit)
+        if turn.timers_max:
+            await self._fire(work, inputs.end_position, turn.timers_max)
+        idle = not work.overlay.changed and not work.refusals
+        silent_ms = self._outside.clock.monotonic_ms() - self._written_ms
+        if idle and silent_ms < self._settings.heartbeat_interval_ms:
+            # A position that moved over records without effect travels with the next transaction.
+            moved = inputs.end_position != self._cursor.position
+            self._pass_over(work, inputs)
+            return moved or turn.partial
+        items = len(inputs.records) + work.fired + work.purged + work.buried
+        try:
+            await self._commit(work, inputs)
+        except PoisonedBatchError as error:
+            await self._narrow(turn, items, inputs, work, error)
+        except OffsetsMovedError:
+            await self._targets.learn(guess=False)
+        else:
+            self._turns.widen(turn)
+            if work.quarantined:
+                self._quarantine = Quarantine()
+        return True
+
+    async def _narrow(self, turn: Turn, items: int, inputs: InputSlice, work: Work, error: PoisonedBatchError) -> None:
+        """Halve what the next transaction takes; a single record that is refused alone is set aside."""
+        self._log.warning("transaction_refused", items=items, reason=str(error))
+        await self._targets.learn()
+        if items > 1:
+            self._turns.narrow(turn, items)
+            return
+        if work.quarantined or not items:
+            raise UnavailableError(f"even setting one record aside is refused: {error}") from error
+        if inputs.records:
+            self._quarantine = Quarantine(offset=Offset(inputs.records[0].offset), message=str(error))
+        else:
+            self._quarantine = Quarantine(task_id=next(iter(work.overlay.changed)), message=str(error))
+
+    def _new_work(self) -> Work:
+        topic = self._settings.events_topic
+        return Work(
+            settings=self._settings,
+            codec=self._outside.codec,
+            table=self._owned.table,
+            place=self._place,
+            partition_count=self._owned.identity.topics[topic].partition_count,
+            quarantine=self._quarantine,
+            now_ms=self._outside.clock.now_ms(),
+        )
+
+    async def _fire(self, work: Work, position: Offset, room: int) -> None:
+        """Fire what is due, if anything is, behind the fence."""
+        if self._fence.pending is None and not self._is_due(work):
+            return
+        reading = await self._fence.passed(position)
+        if reading is None:
+            self._note_fence_wait(position)
+            return
+        self._fence_since_ms, self._status.fence_waiting_ms = None, 0
+        if work.fire(reading, position, self._targets.next_offsets, room):
+            self._fence.drop()
+
+    def _is_due(self, work: Work) -> bool:
+        now_ms = self._outside.clock.now_ms()
+        next_at_ms = self._owned.table.next_at_ms()
+        if next_at_ms is not None and next_at_ms <= now_ms:
+            return True
+        return any(state is not None and state.wake_at_ms <= now_ms for state in work.overlay.changed.values())
+
+    def _note_fence_wait(self, position: Offset) -> None:
+        """Say it when firing waits long: most often an upstream transaction stays open. Late, never wrong."""
+        now_ms = self._outside.clock.monotonic_ms()
+        pending = self._fence.pending
+        if self._fence_since_ms is None or pending is None:
+            self._fence_since_ms = now_ms
+            return
+        waited_ms = now_ms - self._fence_since_ms
+        if waited_ms >= FENCE_PATIENCE_MS > self._status.fence_waiting_ms:
+            self._log.warning(
+                "firing_waits_for_input",
+                position=position,
+                target=pending.target,
+                waited_ms=waited_ms,
+                likely="an upstream transaction is open",
+            )
+        self._status.fence_waiting_ms = waited_ms
+
+    async def _commit(self, work: Work, inputs: InputSlice) -> None:
+        """Commit first, then write the table: the other order would leave rows that no transaction ever committed."""
+        settings, transaction = self._settings, self._owned.transaction
+        rows = work.overlay.rows()
+        positions = self._positions(inputs.end_position)
+        raw = self._outside.codec.encode_positions(positions)
+        transaction.begin()
+        try:
+            for out in work.emissions:
+                expected = self._targets.advance(out.topic)
+                transaction.produce(out.topic, out.key, out.value, out.headers, expected=expected)
+            for out in work.refusals:
+                transaction.produce(out.topic, out.key, out.value)
+            for row in rows:
+                transaction.produce(settings.state_topic, row.task_id.encode(), row.value)
+            transaction.produce(settings.state_topic, POSITIONS_KEY, raw)
+        except PoisonedBatchError:
+            await transaction.abort()
+            raise
+        committed = await transaction.commit()
+        await self._targets.committed({out.topic for out in work.emissions})
+        meta = TableMeta(positions=positions, state_position=Offset(committed.last_state_offset + 1))
+        self._owned.table.write(rows, encode_meta(meta, self._outside.codec))
+        self._owned.positions = positions
+        self._written_ms = self._outside.clock.monotonic_ms()
+        self._pass_over(work, inputs)
+        self._count(work)
+
+    def _positions(self, end_position: Offset) -> Positions:
+        place = msgspec.structs.replace(self._place, position=end_position)
+        return msgspec.structs.replace(
+            self._owned.positions,
+            inputs={**self._owned.positions.inputs, self._settings.events_topic: place},
+            stamp_ms=self._outside.clock.now_ms(),
+            owner=self._settings.owner,
+        )
+
+    def _pass_over(self, work: Work, inputs: InputSlice) -> None:
+        self._cursor.advance(inputs)
+        self._status.position = inputs.end_position
+        for offset, verdict, reason in work.passing:
+            self._passing.add(offset, verdict, reason)
+
+    def _count(self, work: Work) -> None:
+        status = self._status
+        status.transactions += 1
+        status.applied += work.applied
+        status.fired += work.fired
+        status.purged += work.purged
+        status.refused += len(work.refusals)
+        status.lateness_ms_max = max(status.lateness_ms_max, work.lateness_ms_max)
+        if work.fired or work.refusals:
+            self._log.debug(
+                "batch_committed",
+                applied=work.applied,
+                fired=work.fired,
+                refused=len(work.refusals),
+                lateness_ms_max=work.lateness_ms_max,
+            )
+
+    async def _keep_up(self) -> None:
+        """What is done now and then: make sure of the topics' identity, tell the group how far the table is."""
+        settings, now_ms = self._settings, self._outside.clock.monotonic_ms()
+        if now_ms - self._checked_ms >= settings.heartbeat_interval_ms:
+            known = self._owned.identity
+            if await self._outside.cluster.describe(sorted(known.topics)) != known:
+                raise RetryableError("a topic was created anew or changed its partition count: acquiring again")
+            self._checked_ms = now_ms
+        # Never past the table, and never read back as a position: the group's offsets are for observers.
+        position = self._owned.positions.inputs[settings.events_topic].position
+        if position != self._told_position and now_ms - self._told_ms >= settings.group_commit_interval_ms:
+            await self._outside.membership.commit(settings.partition, position)
+            self._told_ms, self._told_position = now_ms, position
+
+    def _idle_ms(self) -> int:
+        """How long to sleep: until the next timer or heartbeat, and never long, for clocks may step."""
+        if self._fence.pending is not None:
+            return IDLE_WAIT_MS_MAX
+        heartbeat = self._written_ms + self._settings.heartbeat_interval_ms - self._outside.clock.monotonic_ms()
+        wait_ms = min(IDLE_WAIT_MS_MAX, max(0, heartbeat))
+        next_at_ms = self._owned.table.next_at_ms()
+        if next_at_ms is not None:
+            wait_ms = min(wait_ms, max(0, next_at_ms - self._outside.clock.now_ms()))
+        return wait_ms
