@@ -41,7 +41,7 @@ class Overlay:
         self._changed[task_id] = state
 
     def rows(self) -> list[TableRow]:
-        """The changes as the table takes them: each drops the index entry that it makes wrong and adds the right one."""
+        """The changes as the table takes them: each drops the index entry that it makes wrong, adds the right one."""
         encode = self._codec.encode_state
         rows = []
         for task_id, after in self._changed.items():

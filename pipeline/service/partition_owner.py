@@ -5,6 +5,8 @@ state, emissions and positions together, then write the local table. A crash bef
 A crash between commit and table write: the table is behind its changelog, and restore repairs that.
 """
 
+import asyncio
+from typing import Final
 
 import structlog
 
@@ -20,18 +22,17 @@ from pipeline.errors import (
 from pipeline.ports import EventSource
 from pipeline.service.acquisition import Acquisition, Outside, Owned
 from pipeline.service.owner_settings import OwnerSettings
+from pipeline.service.owner_status import OwnerStatus, PassingVerdicts, Phase
+from pipeline.service.tenure import FenceTarget, Tenure
 from pipeline.service.work import Admit
 
-__all__ = ["OwnerStatus", "PartitionOwner", "Phase"]
+__all__ = ["PartitionOwner"]
 
 log = structlog.get_logger(__name__)
 
-BACKOFF_MS_FIRST = 200
-BACKOFF_MS_MAX = 10_000
-REFUSED_RETRY_MS = 5_000
-PASSING_MAX = 10_000
-IDLE_WAIT_MS_MAX = 1_000
-FENCE_PATIENCE_MS = 2_000
+BACKOFF_MS_FIRST: Final = 200
+BACKOFF_MS_MAX: Final = 10_000
+REFUSED_RETRY_MS: Final = 5_000
 
 
 class PartitionOwner:
@@ -115,7 +116,7 @@ class PartitionOwner:
             self._log.error("table_put_aside", reason=str(error), place=place)
         except (FencedError, UnknownOutcomeError, UnavailableError, RetryableError) as error:
             self._log.warning("partition_lost", reason=str(error), error=type(error).__name__)
-        except Exception:  # what no rule foresees must not orphan the partition: all in memory is dropped
+        except Exception:  # noqa: BLE001  # what no rule foresees must not orphan the partition: all in memory is dropped
             self._log.exception("owner_raised")
         return 0
 

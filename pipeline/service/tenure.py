@@ -1,4 +1,4 @@
-"""One tenure of a partition: cycle after cycle of apply, fence, fire and commit, until ownership ends or is in doubt."""
+"""One tenure of a partition: cycles of apply, fence, fire and commit, until ownership ends or is in doubt."""
 
 import asyncio
 from collections.abc import Awaitable, Callable

@@ -1,7 +1,7 @@
 """How much one transaction takes: all at once while all is well, inputs and timers by turns while something is refused.
 
-A transaction that the broker refuses is halved until the one record at fault stands alone; inputs and timers are narrowed
-apart, so that success with the ones does not widen the others again.
+A transaction that the broker refuses is halved until the one record at fault stands alone; inputs and timers are
+narrowed apart, so that success with the ones does not widen the others again.
 """
 
 import msgspec

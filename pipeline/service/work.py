@@ -206,7 +206,7 @@ class Work:
     def fire(self, reading: FenceReading, position: Offset, next_offsets: Mapping[str, Offset], limit: int) -> bool:
         """Fire what is due at the reading's clock, earliest first, at most `limit`; whether that was all of it.
 
-        `next_offsets`: where the next record of each target topic will stand; to an absent topic nothing can be emitted.
+        `next_offsets`: where the next record of each target topic will stand; an absent topic can't be emitted to.
         """
         changed = self.overlay.changed
         indexed = self._table.due(reading.clock_ms, limit + 1 + len(changed))
