@@ -1,0 +1,73 @@
+"""A process that tests may kill or freeze between any two effects.
+
+Every twin of a port belongs to one process and tells it the name of each effect before it happens.
+"""
+
+import asyncio
+from collections.abc import Callable
+
+__all__ = ["SimulatedCrashError", "SimulatedProcess"]
+
+
+class SimulatedCrashError(BaseException):
+    """The process is gone. Not an `Exception`, so that no handler of the code under test takes it for an error."""
+
+
+class SimulatedProcess:
+    """The life of one agent. Once dead, none of its twins does anything: clean-up code can't do what SIGKILL can't.
+
+    `steps` are the effects so far; `on_step` is called before each, and may raise, kill or freeze.
+    """
+
+    def __init__(self, name: str, *, on_step: Callable[[str], None] | None = None) -> None:
+        self.name = name
+        self.steps: list[str] = []
+        self.on_step = on_step
+        self.alive = True
+        self._crash_at: int | None = None
+        self._thawed = asyncio.Event()
+        self._thawed.set()
+
+    def crash_before_step(self, number: int) -> None:
+        """Die instead of doing the effect of that number, counted from 1."""
+        self._crash_at = number
+
+    def kill(self) -> None:
+        """SIGKILL now: whatever it tries next fails with `SimulatedCrashError`."""
+        self.alive = False
+        self._thawed.set()
+
+    def freeze(self) -> None:
+        """SIGSTOP: it stands still at its next waiting point, believing what it believed."""
+        self._thawed.clear()
+
+    def thaw(self) -> None:
+        """SIGCONT."""
+        self._thawed.set()
+
+    def step(self, name: str) -> None:
+        """Called before an effect that does not wait; raises `SimulatedCrashError` if the process is or falls dead."""
+        self.check()
+        self.steps.append(name)
+        if self.on_step is not None:
+            self.on_step(name)
+        if len(self.steps) == self._crash_at:
+            self.kill()
+        self.check()
+
+    async def reach(self, name: str) -> None:
+        """Called before an effect that waits: others may run first, and a frozen process stands here."""
+        self.check()
+        await asyncio.sleep(0)
+        await self.stand()
+        self.step(name)
+
+    async def stand(self) -> None:
+        """Stand still while frozen; raises `SimulatedCrashError` if the process is dead then."""
+        await self._thawed.wait()
+        self.check()
+
+    def check(self) -> None:
+        """Raise `SimulatedCrashError` if the process is dead."""
+        if not self.alive:
+            raise SimulatedCrashError(f"{self.name} was killed")

@@ -1,0 +1,113 @@
+"""Time that passes only when everybody waits: an event loop that jumps, and clocks on it that tests may set.
+
+Code under test sleeps, times out and reads its clock as always; a simulated day takes as long as the work in it.
+"""
+
+import asyncio
+import math
+import selectors
+from collections.abc import Callable, Coroutine, Mapping
+from selectors import SelectorKey
+from typing import Any, Final, TypeVar
+
+from pipeline.core.tasks import InstantMs
+
+__all__ = ["START_MS", "StuckError", "VirtualClock", "VirtualLoop", "run_virtual"]
+
+START_MS: Final = InstantMs(1_767_268_800_000)
+"""Where virtual wall clocks start: 2026-01-01T12:00:00Z."""
+_MICROSECONDS: Final = 1_000_000
+
+_T = TypeVar("_T")
+
+
+class StuckError(Exception):
+    """Nobody will ever wake up again, or the simulation went on past its bound: a bug in the code under test."""
+
+
+class _JumpingSelector(selectors.BaseSelector):
+    """Instead of sleeping, moves the loop's time on; real descriptors (the loop's own pipe) are only polled."""
+
+    def __init__(self, advance: Callable[[float | None], None]) -> None:
+        self._real = selectors.DefaultSelector()
+        self._advance = advance
+
+    def register(self, fileobj: Any, events: int, data: Any = None) -> SelectorKey:  # noqa: ANN401  # as the base has it
+        return self._real.register(fileobj, events, data)
+
+    def unregister(self, fileobj: Any) -> SelectorKey:  # noqa: ANN401  # as the base has it
+        return self._real.unregister(fileobj)
+
+    def select(self, timeout: float | None = None) -> list[tuple[SelectorKey, int]]:
+        found = self._real.select(0)
+        if not found and timeout != 0:
+            self._advance(timeout)
+        return found
+
+    def close(self) -> None:
+        self._real.close()
+
+    def get_map(self) -> Mapping[Any, SelectorKey]:
+        return self._real.get_map()
+
+
+class VirtualLoop(asyncio.SelectorEventLoop):
+    """An event loop on virtual time; raises `StuckError` when nothing is left to wait for, or after `until_s`.
+
+    Threads are not for it: it would jump on while they work.
+    """
+
+    def __init__(self, *, until_s: float = 400 * 86_400) -> None:
+        self._now_us = 0
+        self._until_us = int(until_s * _MICROSECONDS)
+        super().__init__(_JumpingSelector(self._advance))
+        self._clock_resolution = 1 / _MICROSECONDS
+
+    def time(self) -> float:
+        """Seconds since the loop was made, in whole microseconds."""
+        return self._now_us / _MICROSECONDS
+
+    @property
+    def now_ms(self) -> int:
+        """Whole milliseconds since the loop was made."""
+        return self._now_us // 1_000
+
+    def _advance(self, timeout: float | None) -> None:
+        if timeout is None:
+            raise StuckError("every task waits for something that no timer and no other task will bring")
+        # Rounded up: who waits 1 ms must find that 1 ms has passed.
+        self._now_us += math.ceil(timeout * _MICROSECONDS)
+        if self._now_us > self._until_us:
+            raise StuckError(f"the simulation passed its bound of {self._until_us // _MICROSECONDS} virtual seconds")
+
+
+class VirtualClock:
+    """A clock port on a `VirtualLoop`; each simulated machine has one, which may be wrong in its own way."""
+
+    def __init__(self, loop: VirtualLoop | None = None, *, start_ms: InstantMs = START_MS) -> None:
+        found = loop if loop is not None else asyncio.get_running_loop()
+        assert isinstance(found, VirtualLoop), "a virtual clock needs the loop of `run_virtual`"
+        self._loop = found
+        self._wall_ms = start_ms - found.now_ms
+
+    def now_ms(self) -> InstantMs:
+        """Wall clock, milliseconds since 1970 UTC."""
+        return InstantMs(self._wall_ms + self._loop.now_ms)
+
+    def monotonic_ms(self) -> int:
+        """Milliseconds since the loop began; `step` does not touch it."""
+        return self._loop.now_ms
+
+    def step(self, by_ms: int) -> None:
+        """Set the wall clock forward (or back) at once, as an operator or NTP would."""
+        self._wall_ms += by_ms
+
+    async def advance(self, by_ms: int) -> None:
+        """Let so much time pass; whoever waits for less wakes up on the way."""
+        await asyncio.sleep(by_ms / 1_000)
+
+
+def run_virtual(main: Callable[[], Coroutine[Any, Any, _T]], *, until_s: float = 400 * 86_400) -> _T:
+    """What `main()` returns, run on a virtual loop of its own."""
+    with asyncio.Runner(loop_factory=lambda: VirtualLoop(until_s=until_s)) as runner:
+        return runner.run(main())
