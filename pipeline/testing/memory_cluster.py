@@ -166,6 +166,11 @@ class MemoryCluster:
         self.expire_transactions()
         return self._coordinated[transactional_id].epoch != epoch
 
+    def open_run(self, transactional_id: str) -> TransactionRun | None:
+        """The undecided transaction of that id."""
+        found = self._coordinated.get(transactional_id)
+        return None if found is None else found.run
+
     async def change(self, timeout_ms: int) -> None:
         """Return after the next append or marker, or when the time is over."""
         waiting: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -225,6 +230,11 @@ class MemoryProducer:
     def is_fenced(self) -> bool:
         """Whether a newer producer exists, or the transaction outlived its time."""
         return self._cluster.is_fenced(self._transactional_id, self.epoch)
+
+    @property
+    def run(self) -> TransactionRun | None:
+        """The transaction that is open now."""
+        return self._cluster.open_run(self._transactional_id)
 
     def send(self, *records: NewRecord) -> list[Offset]:
         """Append within the transaction; raises `FencedError`."""

@@ -111,14 +111,18 @@ class MemoryEventSource:
         self._process = process
         self._batch_records = batch_records
         self._position = Offset(0)
+        self._paused = True
         self._woken = False
-        self._waiting = 0
         self.disturb: Callable[[InputBatch], InputBatch] | None = None
 
     def seek(self, position: Offset) -> None:
         """Fetch from `position` on."""
         self._process.check()
-        self._position = position
+        self._position, self._paused = position, False
+
+    def pause(self) -> None:
+        """Fetch nothing until the next `seek`."""
+        self._paused = True
 
     def take(self) -> InputBatch | None:
         """The next batch, or None if the position is as far as it gets."""
@@ -162,6 +166,6 @@ class MemoryEventSource:
             log = self._cluster.log(self._topic, self._partition)
         except NotFoundError:
             return [], self._position
-        if self._position < log.start_offset:
+        if self._paused or self._position < log.start_offset:
             return [], self._position  # out of range: a client without a reset policy gets nothing
         return log.read_committed(self._position, limit)

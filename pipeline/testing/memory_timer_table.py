@@ -138,7 +138,7 @@ class MemoryTableStore:
         self._lock_wait_ms = lock_wait_ms
 
     async def open(self, partition: int) -> MemoryTimerTable:
-        """The table as it was left; raises `UnavailableError` while it is held, `CorruptStateError` if it is spoiled."""
+        """The table as it was left; raises `UnavailableError` while held, `CorruptStateError` if spoiled."""
         await self._process.reach("table.open")
         for _ in self._attempts():
             table = self._disk.tables.setdefault(partition, DiskTable())

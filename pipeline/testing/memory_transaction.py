@@ -1,7 +1,7 @@
 """The twin of the transactional producer, with the faults that a real one meets."""
 
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from enum import StrEnum
 
 from pipeline.core.tasks import NO_HEADERS, Offset
@@ -13,7 +13,7 @@ from pipeline.errors import (
     UnknownOutcomeError,
     UsageError,
 )
-from pipeline.ports import Commit
+from pipeline.ports import Commit, OffsetsMovedError
 from pipeline.testing.memory_cluster import MemoryCluster, MemoryProducer, NewRecord
 from pipeline.testing.simulated_process import SimulatedProcess
 
@@ -68,6 +68,7 @@ class MemoryTransaction:
         self._process = process
         self._faults = faults if faults is not None else TransactionFaults()
         self._pending: list[NewRecord] | None = None
+        self._expected: dict[int, Offset] = {}
         self._acquired = False
 
     async def acquire(self) -> None:
@@ -84,15 +85,35 @@ class MemoryTransaction:
         self._process.check()
         if not self._acquired or self._pending is not None:
             raise UsageError("begin() comes after acquire(), and after the end of the transaction before")
-        self._pending = []
+        self._pending, self._expected = [], {}
 
-    def produce(self, topic: str, key: bytes | None, value: bytes | None, headers: Mapping[str, bytes] | None) -> None:
+    def produce(
+        self,
+        topic: str,
+        key: bytes | None,
+        value: bytes | None,
+        headers: Mapping[str, bytes] | None = None,
+        *,
+        expected: Offset | None = None,
+    ) -> None:
         """Add a record; raises `PoisonedBatchError` if the client finds it too large."""
         self._process.check()
         record = NewRecord(topic=topic, partition=self._partition, key=key, value=value, headers=headers or NO_HEADERS)
         if self._faults.is_too_large(record):
             raise PoisonedBatchError(f"a record of {len(value or b'')} bytes for {topic} can't be sent")
-        self._open().append(record)
+        records = self._open()
+        if expected is not None:
+            self._expected[len(records)] = expected
+        records.append(record)
+
+    def produce_many(self, topic: str, records: Sequence[tuple[bytes, bytes | None]]) -> None:
+        """Add records without headers; raises `PoisonedBatchError`."""
+        for key, value in records:
+            self.produce(topic, key, value)
+
+    def produce_last(self, key: bytes, value: bytes) -> None:
+        """Add the last record, to `task-state`."""
+        self.produce(self._state_topic, key, value)
 
     async def commit(self) -> Commit:
         """All or nothing; raises what the faults say, and `FencedError` if somebody newer exists."""
@@ -105,7 +126,10 @@ class MemoryTransaction:
             self._producer.init()
             self._pending, self._acquired = None, False
             raise FencedError(f"{self.transactional_id}: a newer producer exists")
-        last_state_offset = self._flush(records)
+        offsets = self._producer.send(*records)
+        if any(offsets[at] != expected for at, expected in self._expected.items()):
+            await self.abort()
+            raise OffsetsMovedError("a record got another offset than the one that was written down")
         if any(self._faults.is_poisoned(record) for record in records):
             await self.abort()
             raise PoisonedBatchError("the simulated broker refuses a record of this batch")
@@ -119,7 +143,10 @@ class MemoryTransaction:
         self._producer.commit()
         if fault is CommitFault.UNKNOWN_COMMITTED:
             raise UnknownOutcomeError("no answer to the commit (it did happen)")
-        return Commit(last_state_offset=last_state_offset)
+        at_state = [
+            offset for offset, record in zip(offsets, records, strict=True) if record.topic == self._state_topic
+        ]
+        return Commit(last_state_offset=at_state[-1] if at_state else Offset(-1))
 
     async def abort(self) -> None:
         """Give the open transaction up; raises `FencedError`."""
@@ -136,10 +163,3 @@ class MemoryTransaction:
         if self._pending is None:
             raise UsageError("there is no open transaction: begin() one")
         return self._pending
-
-    def _flush(self, records: list[NewRecord]) -> Offset:
-        offsets = self._producer.send(*records)
-        at_state = [
-            offset for offset, record in zip(offsets, records, strict=True) if record.topic == self._state_topic
-        ]
-        return at_state[-1] if at_state else Offset(-1)
