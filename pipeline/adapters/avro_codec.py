@@ -1,7 +1,8 @@
 """Avro single-object encoding of everything that travels: `C3 01`, 8-byte little-endian CRC-64-AVRO fingerprint, body.
 
-Source: Avro specification 1.12, "Single-object encoding" and "Schema fingerprints". Fastavro does the hot path; the
-tests hold it against the `avro` package. Decoding never raises on bad input: it returns a `Rejection`.
+Source: Avro specification 1.12, "Single-object encoding" and "Schema fingerprints". The values of the hot path are
+written and read by `avro_bodies.py`, the others by fastavro; tests hold all of them against fastavro and the `avro`
+package. Decoding an event never raises on bad input: it returns a `Rejection`.
 """
 
 import io
@@ -15,10 +16,20 @@ import fastavro
 import msgspec
 from fastavro.schema import fingerprint, parse_schema, to_parsing_canonical_form
 
+from pipeline.adapters.avro_bodies import (
+    FINGERPRINTS,
+    decode_due_body,
+    decode_event_body,
+    decode_state_body,
+    encode_due_body,
+    encode_event_body,
+    encode_state_body,
+)
+from pipeline.adapters.event_json import decode_json_event
 from pipeline.core.effects import DeadTask, DueTask
-from pipeline.core.events import Cancel, Event, Origin, Reason, Rejection, Schedule
+from pipeline.core.events import Event, Origin, Reason, Rejection
 from pipeline.core.positions import InputPosition, Positions
-from pipeline.core.tasks import NO_HEADERS, Status, TaskState, Tracking, Verdict, VerdictEntry
+from pipeline.core.tasks import TaskState
 from pipeline.errors import CorruptStateError
 from pipeline.package_files import package_folder
 
@@ -35,9 +46,6 @@ SCHEMA_NAMES: Final = (
     "TaskProgress",
     "AppliedTask",
 )
-
-_STATUS: Final[Mapping[str, Status]] = {status.value: status for status in Status}
-_VERDICT: Final[Mapping[str, Verdict]] = {verdict.value: verdict for verdict in Verdict}
 
 
 @cache
@@ -63,20 +71,26 @@ class SchemaCoder:
 
     def decode(self, value: bytes) -> dict[str, Any]:
         """The fields of a value that this schema wrote; raises `CorruptStateError` on anything else."""
-        if value[:HEADER_BYTES] != self.header:
-            raise CorruptStateError(f"not a {self.schema['name']}: it starts with {value[:HEADER_BYTES].hex()}")
+        self.check_header(value)
         body = io.BytesIO(value)
         body.seek(HEADER_BYTES)
         try:
             fields = fastavro.schemaless_reader(body, self.schema, None)
-        except (EOFError, ValueError, IndexError, UnicodeDecodeError, OverflowError, MemoryError) as error:
-            raise CorruptStateError(
-                f"a {self.schema['name']} of {len(value)} bytes can't be decoded: {error}"
-            ) from error
+        except (EOFError, ValueError, IndexError, OverflowError, MemoryError) as error:
+            raise self.corrupt(value, error) from error
         if body.tell() != len(value):
-            raise CorruptStateError(f"a {self.schema['name']} has {len(value) - body.tell()} bytes too many")
+            raise self.corrupt(value, f"it has {len(value) - body.tell()} bytes too many")
         assert isinstance(fields, dict)
         return fields
+
+    def check_header(self, value: bytes) -> None:
+        """Raise `CorruptStateError` unless `value` says that this schema wrote it."""
+        if value[:HEADER_BYTES] != self.header:
+            raise CorruptStateError(f"not a {self.schema['name']}: it starts with {value[:HEADER_BYTES].hex()}")
+
+    def corrupt(self, value: bytes, fault: object) -> CorruptStateError:
+        """The error for a value of this schema that can't be read."""
+        return CorruptStateError(f"a {self.schema['name']} of {len(value)} bytes can't be decoded: {fault}")
 
 
 class AvroCodec:
@@ -84,6 +98,9 @@ class AvroCodec:
 
     def __init__(self) -> None:
         self._coders = {name: SchemaCoder(name) for name in SCHEMA_NAMES}
+        for name, expected in FINGERPRINTS.items():
+            found = self._coders[name].header[len(MAGIC) :].hex()
+            assert found == expected, f"{name} was changed without avro_bodies.py: {found}, not {expected}"
         self._event = self._coders["TaskEvent"]
         self._state = self._coders["TaskState"]
         self._positions = self._coders["Positions"]
@@ -97,112 +114,32 @@ class AvroCodec:
     # -- events ------------------------------------------------------------------------------------------------
 
     def encode_event(self, event: Event) -> bytes:
-        """The value of a `task-events` record."""
-        if isinstance(event, Cancel):
-            return self._event.encode(
-                {
-                    "event_id": event.event_id,
-                    "task_id": event.task_id,
-                    "type": "CANCEL",
-                    "version": event.version,
-                    "source": event.source,
-                    "created_at_ms": event.created_at_ms,
-                }
-            )
-        return self._event.encode(
-            {
-                "event_id": event.event_id,
-                "task_id": event.task_id,
-                "type": "SCHEDULE",
-                "version": event.version,
-                "due_at_ms": event.due_at_ms if event.due_at_ms is not None else 0,
-                "delay_ms": event.delay_ms if event.delay_ms is not None else -1,
-                "payload": event.payload,
-                "content_type": event.content_type,
-                "headers": event.headers,
-                "target_topic": event.target_topic,
-                "tracking": _tracking_fields(event.tracking),
-                "source": event.source,
-                "created_at_ms": event.created_at_ms,
-            }
-        )
+        """The value of a `task-events` record; raises `ValueError` or `TypeError` if a field doesn't fit."""
+        return encode_event_body(self._event.header, event)
 
     def decode_event(self, value: bytes) -> Event | Rejection:
-        """The event in an Avro value, or why it is not one. JSON and other framings are told apart before this."""
+        """The event in a `task-events` value, Avro or JSON, or why it is none; never raises, whatever the bytes."""
         if value[:HEADER_BYTES] != self._event.header:
-            return _unknown_encoding(value)
+            return _decode_other_framing(value)
         try:
-            fields = self._event.decode(value)
-        except CorruptStateError as error:
-            return Rejection(reason=Reason.MALFORMED, message=f"{error}: send a TaskEvent as schemas/ has it")
-        if fields["type"] == "CANCEL":
-            return Cancel(
-                task_id=fields["task_id"],
-                event_id=fields["event_id"],
-                version=fields["version"],
-                source=fields["source"],
-                created_at_ms=fields["created_at_ms"],
-            )
-        tracking = fields["tracking"]
-        return Schedule(
-            task_id=fields["task_id"],
-            event_id=fields["event_id"],
-            version=fields["version"],
-            due_at_ms=fields["due_at_ms"] or None,
-            delay_ms=fields["delay_ms"] if fields["delay_ms"] != -1 else None,
-            payload=fields["payload"],
-            content_type=fields["content_type"],
-            headers=fields["headers"] or NO_HEADERS,
-            target_topic=fields["target_topic"],
-            tracking=Tracking(**tracking) if tracking is not None else None,
-            source=fields["source"],
-            created_at_ms=fields["created_at_ms"],
-        )
+            return decode_event_body(value, HEADER_BYTES)
+        except (ValueError, IndexError) as error:
+            message = f"a TaskEvent of {len(value)} bytes can't be decoded ({error}): send it as schemas/ has it"
+            return Rejection(reason=Reason.MALFORMED, message=message)
 
     # -- state -------------------------------------------------------------------------------------------------
 
     def encode_state(self, state: TaskState) -> bytes:
-        """The value of a `task-state` record and of a row of the timer table."""
-        return self._state.encode(
-            {
-                "task_id": state.task_id,
-                "status": state.status,
-                "generation": state.generation,
-                "occurrence": state.occurrence,
-                "attempt": state.attempt,
-                "version": state.version,
-                "due_at_ms": state.due_at_ms,
-                "wake_at_ms": state.wake_at_ms,
-                "changed_at_ms": state.changed_at_ms,
-                "payload": state.payload,
-                "content_type": state.content_type,
-                "headers": state.headers,
-                "target_topic": state.target_topic,
-                "source": state.source,
-                "created_at_ms": state.created_at_ms,
-                "tracking": _tracking_fields(state.tracking),
-                "event_hashes": state.event_hashes,
-                "verdicts": [
-                    {"event_id": v.event_id, "offset": v.offset, "verdict": v.verdict, "reason": v.reason}
-                    for v in state.verdicts
-                ],
-                "fired_at_ms": state.fired_at_ms,
-                "emitted_offset": state.emitted_offset,
-            }
-        )
+        """The value of a `task-state` record and of a row of the timer table; raises `ValueError` or `TypeError`."""
+        return encode_state_body(self._state.header, state)
 
     def decode_state(self, value: bytes) -> TaskState:
         """The state in a row; raises `CorruptStateError` if the bytes are not one."""
-        fields = self._state.decode(value)
-        fields["status"] = _STATUS[fields["status"]]
-        fields["headers"] = fields["headers"] or NO_HEADERS
-        fields["verdicts"] = tuple(
-            VerdictEntry(event_id=v["event_id"], offset=v["offset"], verdict=_VERDICT[v["verdict"]], reason=v["reason"])
-            for v in fields["verdicts"]
-        )
-        if fields["tracking"] is not None:
-            fields["tracking"] = Tracking(**fields["tracking"])
-        return TaskState(**fields)
+        self._state.check_header(value)
+        try:
+            return decode_state_body(value, HEADER_BYTES)
+        except (ValueError, IndexError) as error:
+            raise self._state.corrupt(value, error) from error
 
     def encode_positions(self, positions: Positions) -> bytes:
         """The value of a positions record and of the table's meta."""
@@ -217,14 +154,16 @@ class AvroCodec:
     # -- emissions ---------------------------------------------------------------------------------------------
 
     def encode_due(self, task: DueTask) -> bytes:
-        """The value of a `due-tasks` record."""
-        return self._due.encode(msgspec.structs.asdict(task))
+        """The value of a `due-tasks` record; raises `ValueError` or `TypeError` if a field doesn't fit."""
+        return encode_due_body(self._due.header, task)
 
     def decode_due(self, value: bytes) -> DueTask:
         """The due task in a record; raises `CorruptStateError` if the bytes are not one."""
-        fields = self._due.decode(value)
-        fields["headers"] = fields["headers"] or NO_HEADERS
-        return DueTask(**fields)
+        self._due.check_header(value)
+        try:
+            return decode_due_body(value, HEADER_BYTES)
+        except (ValueError, IndexError) as error:
+            raise self._due.corrupt(value, error) from error
 
     def encode_dead(self, task: DeadTask) -> bytes:
         """The value of a `dead-tasks` record."""
@@ -249,11 +188,15 @@ class AvroCodec:
         return DeadTask(origin=origin, **fields)
 
 
-def _tracking_fields(tracking: Tracking | None) -> dict[str, Any] | None:
-    return None if tracking is None else msgspec.structs.asdict(tracking)
-
-
-def _unknown_encoding(value: bytes) -> Rejection:
+def _decode_other_framing(value: bytes) -> Event | Rejection:
+    if value[:1] == b"{":
+        return decode_json_event(value)
+    if value[:1] == b"\x00":
+        return Rejection(
+            reason=Reason.UNKNOWN_SCHEMA,
+            message="this is the Confluent framing (00 ...), and no schema registry is configured: "
+            "send Avro single-object encoding (C3 01 ...) or JSON ({...})",
+        )
     if value[:2] == MAGIC and len(value) >= HEADER_BYTES:
         return Rejection(
             reason=Reason.UNKNOWN_SCHEMA,
