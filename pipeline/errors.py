@@ -17,6 +17,7 @@ DuetasksError
 └── CorruptStateError        the local table can't be trusted: put it aside, restore from task-state
 """
 
+from collections.abc import Sequence
 from typing import Final
 
 __all__ = [
@@ -86,7 +87,11 @@ class RejectedTaskError(RefusedError):
 
 
 class TopicMismatchError(RefusedError):
-    """A topic is set up in a way that can lose data; run `duetasks topics verify` for each finding."""
+    """A topic is set up in a way that can lose data; `findings` says which, what it costs, and what to type."""
+
+    def __init__(self, message: str, *, findings: Sequence[object] = ()) -> None:
+        super().__init__(message)
+        self.findings = tuple(findings)
 
 
 class DataLossError(RefusedError):
