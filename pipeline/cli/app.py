@@ -22,6 +22,7 @@ __all__ = ["COMMANDS", "build_app", "run"]
 # The order of the help text.
 COMMANDS: Final = (
     "up_command",
+    "agent_command",
     "broker_command",
     "topics_command",
     "config_command",

@@ -30,6 +30,7 @@ __all__ = [
     "LedgerTransactions",
     "Output",
     "PartitionListener",
+    "ReadFailed",
     "TableIdentity",
     "TableRows",
 ]
@@ -71,7 +72,14 @@ class LedgerEnd(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     position: Offset
 
 
-Fetched = DueRecord | DueEnd | LedgerRecord | LedgerEnd
+class ReadFailed(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """A partition can't be read on from where it was: acquire it again."""
+
+    partition: int
+    why: str
+
+
+Fetched = DueRecord | DueEnd | LedgerRecord | LedgerEnd | ReadFailed
 
 
 class LedgerBounds(msgspec.Struct, frozen=True, kw_only=True, gc=False):
@@ -208,9 +216,9 @@ class TableIdentity(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TableRows(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """One change of a local table: digests of rows with their offsets on the ledger, digests of deleted rows."""
+    """One change of a local table: digests of new rows, and of deleted ones."""
 
-    added: Sequence[tuple[bytes, Offset]]
+    added: Sequence[bytes]
     removed: Sequence[bytes] = ()
 
 
@@ -232,10 +240,6 @@ class LedgerTable(Protocol):
         """Apply rows and position, both or neither."""
         ...
 
-    def drop_below(self, start: Offset) -> int:
-        """Forget rows that the topic no longer retains; returns how many."""
-        ...
-
     def close(self) -> None:
         """Release files and lock."""
         ...
@@ -245,9 +249,9 @@ class LedgerTables(Protocol):
     """Where local tables live."""
 
     def open(self, partition: int) -> LedgerTable:
-        """The table of `partition`, as it was left or new; one of another identity or unreadable is put aside first.
+        """The table of `partition`, as it was left or new.
 
-        Raises `UnavailableError`.
+        One that is of another identity or can't be read is put aside first. Raises `UnavailableError`.
         """
         ...
 

@@ -27,6 +27,7 @@ log = structlog.get_logger(__name__)
 
 IDLE_WAIT_MS_MAX: Final = 1_000
 FENCE_PATIENCE_MS: Final = 2_000
+FAILURES_MAX: Final = 4
 
 FenceTarget = Callable[[TopicIdentity], Awaitable[Offset]]
 """Asks for an offset above all that was acknowledged before the call. Raises `TopicMismatchError` if the input has
@@ -65,6 +66,7 @@ class Tenure:
         self._quarantine = Quarantine()
         self._turns = Turns(settings.batch_records_max, settings.fire_max)
         self._targets = Targets(settings, outside.end_offsets, owned.identity)
+        self._failures = 0
         self._written_ms = self._checked_ms = outside.clock.monotonic_ms()
         self._told_ms = self._written_ms
         self._told_position = Offset(-1)
@@ -105,11 +107,22 @@ class Tenure:
             await self._narrow(turn, items, inputs, work, error)
         except OffsetsMovedError:
             await self._targets.learn(guess=False)
+        except RetryableError as error:
+            await self._try_again(error)
         else:
+            self._failures = 0
             self._turns.widen(turn)
             if work.quarantined:
                 self._quarantine = Quarantine()
         return True
+
+    async def _try_again(self, error: RetryableError) -> None:
+        """The transaction was aborted cleanly: the same again, a few times before the claim itself is renewed."""
+        self._failures += 1
+        self._log.warning("transaction_aborted", failures=self._failures, reason=str(error))
+        if self._failures >= FAILURES_MAX:
+            raise error
+        await self._targets.learn()
 
     async def _narrow(self, turn: Turn, items: int, inputs: InputSlice, work: Work, error: PoisonedBatchError) -> None:
         """Halve what the next transaction takes; a single record that is refused alone is set aside."""
@@ -187,9 +200,9 @@ class Tenure:
                 transaction.produce(out.topic, out.key, out.value, out.headers, expected=expected)
             for out in work.refusals:
                 transaction.produce(out.topic, out.key, out.value)
-            for row in rows:
-                transaction.produce(settings.state_topic, row.task_id.encode(), row.value)
-            transaction.produce(settings.state_topic, POSITIONS_KEY, raw)
+            if rows:
+                transaction.produce_many(settings.state_topic, [(row.task_id.encode(), row.value) for row in rows])
+            transaction.produce_last(POSITIONS_KEY, raw)
         except PoisonedBatchError:
             await transaction.abort()
             raise

@@ -1,0 +1,283 @@
+"""The ledger of a consumer group on Kafka: rows, dead tasks, outputs and offsets, one transaction a batch.
+
+`transactional.id` is derived from the ledger's own topic id, the group and the partition: whoever acquires a partition
+fences everybody who had it, whatever they are called.
+"""
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, Final
+
+import structlog
+from confluent_kafka import KafkaError, KafkaException, Producer, TopicPartition
+
+from pipeline.core.tasks import Offset
+from pipeline.errors import (
+    DuetasksError,
+    FencedError,
+    NotFoundError,
+    PoisonedBatchError,
+    RefusedError,
+    RetryableError,
+    UnavailableError,
+    UnknownOutcomeError,
+)
+from pipeline.service.consumer_ports import LedgerBatch
+
+__all__ = ["KafkaLedgerTransaction", "KafkaLedgerTransactions", "LibrdkafkaLog", "translated"]
+
+log = structlog.get_logger(__name__)
+
+_FENCED: Final = frozenset(
+    {KafkaError._FENCED, KafkaError.PRODUCER_FENCED, KafkaError.INVALID_PRODUCER_EPOCH}  # noqa: SLF001  # public codes
+)
+_POISON: Final = frozenset(
+    {
+        KafkaError.MSG_SIZE_TOO_LARGE,
+        KafkaError.RECORD_LIST_TOO_LARGE,
+        KafkaError.INVALID_RECORD,
+        KafkaError.INVALID_MSG,
+        KafkaError.UNKNOWN_TOPIC_OR_PART,
+        KafkaError.TOPIC_AUTHORIZATION_FAILED,
+        KafkaError.TOPIC_EXCEPTION,
+        KafkaError._UNKNOWN_TOPIC,  # noqa: SLF001  # a public code
+        KafkaError._UNKNOWN_PARTITION,  # noqa: SLF001  # a public code
+    }
+)
+_FORBIDDEN: Final = frozenset(
+    {
+        KafkaError.TOPIC_AUTHORIZATION_FAILED,
+        KafkaError.GROUP_AUTHORIZATION_FAILED,
+        KafkaError.CLUSTER_AUTHORIZATION_FAILED,
+        KafkaError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED,
+    }
+)
+_ABSENT: Final = frozenset({KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC})  # noqa: SLF001  # codes
+
+
+@contextmanager
+def translated(what: str) -> Iterator[None]:
+    """What librdkafka raises within becomes one of our errors; `what` completes "could not ..."."""
+    try:
+        yield
+    except KafkaException as error:
+        raise _translate(error, what) from error
+    except (BufferError, RuntimeError) as error:
+        raise UnavailableError(f"Could not {what}: {error}") from error
+
+
+def _translate(error: KafkaException, what: str) -> DuetasksError:
+    cause: KafkaError = error.args[0]
+    message = f"Could not {what}: {cause.str()}"
+    if cause.code() in _FENCED:
+        return FencedError(f"{message}. Somebody else owns the partition now.")
+    if cause.code() in _FORBIDDEN:
+        return RefusedError(f"{message}. Ask for the permission, see the consumer's how-to.")
+    if cause.code() in _ABSENT:
+        return NotFoundError(f"{message}. Create the topics with `duetasks topics apply`.")
+    return UnavailableError(f"{message}. Check that the brokers can be reached.")
+
+
+class KafkaLedgerTransaction:
+    """One partition's transactional producer. After any error but `PoisonedBatchError` and `RetryableError`, close it."""
+
+    def __init__(
+        self,
+        producer: Any,  # noqa: ANN401  # librdkafka's, untyped
+        *,
+        partition: int,
+        due_topic: str,
+        ledger_topic: str,
+        dead_topic: str,
+        group_metadata: Callable[[], object],
+        timeout_ms: int,
+    ) -> None:
+        self._producer = producer
+        self._partition = partition
+        self._due = due_topic
+        self._ledger = ledger_topic
+        self._dead = dead_topic
+        self._group_metadata = group_metadata
+        self._timeout_ms = timeout_ms
+
+    def acquire(self) -> None:
+        """Fence every earlier owner and settle its open transaction; raises `FencedError`, `UnavailableError`."""
+        with translated(f"acquire the ledger of partition {self._partition}"):
+            self._producer.init_transactions(self._timeout_ms / 1000)
+
+    def commit(self, batch: LedgerBatch) -> Sequence[Offset]:
+        """Rows, dead tasks, outputs and the group's offset: all or nothing. Returns the offsets of the rows.
+
+        Raises `PoisonedBatchError` (aborted; fewer records may do), `RetryableError` (aborted cleanly), `FencedError`,
+        `UnknownOutcomeError` (it may have committed: forget everything and acquire again).
+        """
+        deadline_s = time.monotonic() + self._timeout_ms / 1000
+        report = _Report(len(batch.rows))
+        try:
+            self._producer.begin_transaction()
+            self._produce(batch, report)
+            # Serves the delivery reports, which the commit itself would leave to another thread.
+            if self._producer.flush(_left_s(deadline_s)):
+                raise _abortable("the records did not reach the brokers in time")
+            if report.error is not None:
+                raise KafkaException(report.error)
+            self._producer.send_offsets_to_transaction(
+                [TopicPartition(self._due, self._partition, batch.position)],
+                self._group_metadata(),
+                _left_s(deadline_s),
+            )
+        except (KafkaException, BufferError, RuntimeError) as error:
+            self._give_up(error)
+        self._end(deadline_s)
+        assert all(offset >= 0 for offset in report.offsets), f"a committed row without offset: {report.offsets}"
+        return report.offsets
+
+    def close(self) -> None:
+        """Let go without waiting: a transaction that is open is settled by the next owner, or by its time-out."""
+        self._producer.purge(in_queue=True, in_flight=True, blocking=False)
+        self._producer.poll(0)
+
+    # -- steps -------------------------------------------------------------------------------------------------------
+
+    def _produce(self, batch: LedgerBatch, report: "_Report") -> None:
+        produce = self._producer.produce
+        for number, (key, value) in enumerate(batch.rows):
+            produce(self._ledger, value, key, self._partition, on_delivery=report.row(number))
+        for dead_key, dead_value in batch.dead:
+            produce(self._dead, dead_value, dead_key, self._partition, on_delivery=report.other)
+        for output in batch.outputs:
+            headers = list(output.headers.items()) or None
+            produce(output.topic, output.value, output.key, on_delivery=report.other, headers=headers)
+
+    def _give_up(self, error: Exception) -> None:
+        """Abort and raise what the caller should do; an abort that fails leaves nothing committed either."""
+        cause = error.args[0] if isinstance(error, KafkaException) else None
+        code = cause.code() if cause is not None else None
+        message = f"The ledger transaction of partition {self._partition} failed: {cause.str() if cause else error}"
+        if code in _FENCED or (cause is not None and cause.fatal()):
+            raise FencedError(message) from error
+        try:
+            self._producer.abort_transaction(self._timeout_ms / 1000)
+        except KafkaException as abort_error:
+            # Nothing was committed, yet this producer can't be used again.
+            raise FencedError(f"{message}, and aborting it too: {abort_error.args[0].str()}") from error
+        if code in _POISON:
+            raise PoisonedBatchError(message) from error
+        raise RetryableError(message) from error
+
+    def _end(self, deadline_s: float) -> None:
+        while True:
+            try:
+                self._producer.commit_transaction(_left_s(deadline_s))
+            except KafkaException as error:
+                cause: KafkaError = error.args[0]
+                if cause.code() in _FENCED or cause.fatal():
+                    # The coordinator may have written the commit before another owner came.
+                    raise UnknownOutcomeError(f"Fenced while committing partition {self._partition}") from error
+                if cause.txn_requires_abort():
+                    self._give_up(error)
+                if cause.retriable() and time.monotonic() < deadline_s:
+                    continue
+                message = f"The commit of partition {self._partition} has no known outcome: {cause.str()}"
+                raise UnknownOutcomeError(message) from error
+            else:
+                return
+
+
+class LibrdkafkaLog:
+    """librdkafka's own log lines, as debug events: what matters comes back as an error."""
+
+    def log(self, _level: int, message: str, *args: object) -> None:
+        """Called by confluent-kafka."""
+        log.debug("librdkafka", message=message % args if args else message)
+
+
+class _Report:
+    """What the brokers say of each record of a transaction."""
+
+    def __init__(self, rows: int) -> None:
+        self.offsets = [Offset(-1)] * rows
+        self.error: KafkaError | None = None
+
+    def row(self, number: int) -> Callable[[KafkaError | None, Any], None]:
+        """Notes where the row `number` stands."""
+
+        def delivered(error: KafkaError | None, message: Any) -> None:  # noqa: ANN401  # librdkafka's
+            self.other(error, message)
+            if error is None:
+                self.offsets[number] = Offset(message.offset())
+
+        return delivered
+
+    def other(self, error: KafkaError | None, message: Any) -> None:  # noqa: ANN401  # librdkafka's
+        """Notes the first error; a purge that follows it is not the cause."""
+        del message
+        purged = {KafkaError._PURGE_QUEUE, KafkaError._PURGE_INFLIGHT}  # noqa: SLF001  # public codes
+        if error is not None and (self.error is None or self.error.code() in purged):
+            self.error = error
+
+
+class KafkaLedgerTransactions:
+    """Makes the producers; `ledger_topic_id` is asked each time, as the topic may have been created anew."""
+
+    def __init__(
+        self,
+        *,
+        client: Mapping[str, str],
+        group: str,
+        due_topic: str,
+        ledger_topic: str,
+        dead_topic: str,
+        ledger_topic_id: Callable[[], str],
+        group_metadata: Callable[[], object],
+        transaction_timeout_ms: int,
+    ) -> None:
+        self._client = dict(client)
+        self._group = group
+        self._due = due_topic
+        self._ledger = ledger_topic
+        self._dead = dead_topic
+        self._ledger_topic_id = ledger_topic_id
+        self._group_metadata = group_metadata
+        self._timeout_ms = transaction_timeout_ms
+
+    def open(self, partition: int) -> KafkaLedgerTransaction:
+        """A new producer, not acquired yet; raises `NotFoundError`, `UnavailableError`."""
+        topic_id = self._ledger_topic_id()
+        with translated(f"create the producer of partition {partition}"):
+            producer = Producer(
+                {
+                    **self._client,
+                    "transactional.id": f"duetasks-ledger-{topic_id}-{self._group}-{partition}",
+                    "transaction.timeout.ms": self._timeout_ms,
+                    "message.timeout.ms": self._timeout_ms,  # no record may outlive its transaction
+                    "enable.idempotence": True,
+                    "acks": "all",
+                    "linger.ms": 5,  # a batch is produced at once and flushed: the wait only costs latency
+                    "compression.type": "lz4",
+                    "partitioner": "murmur2_random",  # outputs go where Java's clients look for their keys
+                    "message.max.bytes": 67_108_864,  # the topics decide what is too large, not this client
+                    "queue.buffering.max.messages": 1_000_000,
+                    "allow.auto.create.topics": False,
+                    "topic.metadata.propagation.max.ms": 3_000,  # an output to a topic that isn't there fails in time
+                    "logger": LibrdkafkaLog(),
+                }
+            )
+        return KafkaLedgerTransaction(
+            producer,
+            partition=partition,
+            due_topic=self._due,
+            ledger_topic=self._ledger,
+            dead_topic=self._dead,
+            group_metadata=self._group_metadata,
+            timeout_ms=self._timeout_ms,
+        )
+
+
+def _left_s(deadline_s: float) -> float:
+    return max(0.1, deadline_s - time.monotonic())
+
+
+def _abortable(why: str) -> KafkaException:
+    return KafkaException(KafkaError(KafkaError._TIMED_OUT, why))  # noqa: SLF001  # a public code
