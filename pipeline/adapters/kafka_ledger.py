@@ -7,7 +7,7 @@ fences everybody who had it, whatever they are called.
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, Final
+from typing import Any, Final, NoReturn
 
 import structlog
 from confluent_kafka import KafkaError, KafkaException, Producer, TopicPartition
@@ -80,7 +80,7 @@ def _translate(error: KafkaException, what: str) -> DuetasksError:
 
 
 class KafkaLedgerTransaction:
-    """One partition's transactional producer. After any error but `PoisonedBatchError` and `RetryableError`, close it."""
+    """One partition's transactional producer; after `FencedError` or `UnknownOutcomeError` it is of no more use."""
 
     def __init__(
         self,
@@ -117,11 +117,7 @@ class KafkaLedgerTransaction:
         try:
             self._producer.begin_transaction()
             self._produce(batch, report)
-            # Serves the delivery reports, which the commit itself would leave to another thread.
-            if self._producer.flush(_left_s(deadline_s)):
-                raise _abortable("the records did not reach the brokers in time")
-            if report.error is not None:
-                raise KafkaException(report.error)
+            self._flush(report, deadline_s)
             self._producer.send_offsets_to_transaction(
                 [TopicPartition(self._due, self._partition, batch.position)],
                 self._group_metadata(),
@@ -150,7 +146,14 @@ class KafkaLedgerTransaction:
             headers = list(output.headers.items()) or None
             produce(output.topic, output.value, output.key, on_delivery=report.other, headers=headers)
 
-    def _give_up(self, error: Exception) -> None:
+    def _flush(self, report: "_Report", deadline_s: float) -> None:
+        """Wait until each record is answered for; the commit itself would leave the reports to another thread."""
+        if self._producer.flush(_left_s(deadline_s)):
+            raise KafkaException(KafkaError(KafkaError._TIMED_OUT, "the records did not arrive in time"))  # noqa: SLF001  # a public code
+        if report.error is not None:
+            raise KafkaException(report.error)
+
+    def _give_up(self, error: Exception) -> NoReturn:
         """Abort and raise what the caller should do; an abort that fails leaves nothing committed either."""
         cause = error.args[0] if isinstance(error, KafkaException) else None
         code = cause.code() if cause is not None else None
@@ -277,7 +280,3 @@ class KafkaLedgerTransactions:
 
 def _left_s(deadline_s: float) -> float:
     return max(0.1, deadline_s - time.monotonic())
-
-
-def _abortable(why: str) -> KafkaException:
-    return KafkaException(KafkaError(KafkaError._TIMED_OUT, why))  # noqa: SLF001  # a public code

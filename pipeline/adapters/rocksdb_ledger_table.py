@@ -12,6 +12,7 @@ import shutil
 import tempfile
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
+from hashlib import sha256
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import quote
@@ -32,6 +33,7 @@ log = structlog.get_logger(__name__)
 _META_KEY: Final = b"meta"
 _FORMAT_VERSION: Final = 1
 _SLOTS_MAX: Final = 16
+_NAME_MAX: Final = 120
 _MEBIBYTE: Final = 1_048_576
 _LOCK_HELD: Final = ("LOCK: Resource temporarily unavailable", "lock hold by current process")
 _SHORTAGES: Final = ("No space left on device", "Too many open files", "Cannot allocate memory", "No locks available")
@@ -78,7 +80,7 @@ class RocksdbLedgerTable:
             return self._database.get(digest) is not None
 
     def write(self, rows: TableRows, position: Offset) -> None:
-        """Apply rows and position, both or neither; not synced: a power cut loses both, and restore reads them again."""
+        """Apply rows and position, both or neither; a power cut may lose both, and restore reads them again."""
         batch = WriteBatch(raw_mode=True)
         for digest in rows.added:
             batch.put(digest, b"")
@@ -102,7 +104,9 @@ class RocksdbLedgerTables:
     def __init__(self, folder: Path | None, *, group: str, identity: Callable[[int], TableIdentity]) -> None:
         self._temporary = folder is None
         root = Path(tempfile.mkdtemp(prefix="duetasks-ledger-")) if folder is None else folder
-        self._folder = root / "consumers" / quote(group, safe="")
+        name = quote(group, safe="")
+        # A file name has 255 bytes at most.
+        self._folder = root / "consumers" / (name if len(name) <= _NAME_MAX else sha256(group.encode()).hexdigest())
         self._root = root
         self._identity = identity
         self._cache = Cache(16 * _MEBIBYTE)  # of all partitions together

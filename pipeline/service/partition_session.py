@@ -1,0 +1,376 @@
+"""One partition in the hands of one consumer: acquired, its ledger restored, its tasks handled, its batches committed.
+
+Stages, in prose; anything that goes wrong leads back to the first one, with a growing pause:
+
+- ACQUIRE: prove membership, fence the previous owner, open the local table. Nothing is read yet.
+- RESTORE: read the ledger partition from the table's position to the high watermark that was captured after fencing.
+- HANDLE: read the due partition from the group's committed offset, handle, commit.
+- CLOSED: given to somebody else; nothing is done any more.
+
+A batch is committed after its handlers ran: a crash in between repeats at most that batch, and only effects outside
+Kafka notice. Memory and the local table follow the commit, and are dropped whenever its outcome is not certain.
+"""
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from enum import StrEnum
+from typing import Final
+
+import structlog
+
+from pipeline.core.applied import retry_delay_ms
+from pipeline.core.tasks import DurationMs, Offset
+from pipeline.errors import (
+    CorruptStateError,
+    DuetasksError,
+    FencedError,
+    PoisonedBatchError,
+    RetryableError,
+    UnavailableError,
+    UnknownOutcomeError,
+)
+from pipeline.ports import Clock
+from pipeline.service.consumer_counts import BatchRules, ConsumerCounts
+from pipeline.service.consumer_ports import (
+    DueRecord,
+    DueSubscription,
+    LedgerBatch,
+    LedgerRecord,
+    LedgerTable,
+    LedgerTables,
+    LedgerTransaction,
+    LedgerTransactions,
+    TableRows,
+)
+from pipeline.service.ledger_restore import LedgerRestore
+from pipeline.service.task_handling import Handled, Result, TaskHandling
+
+__all__ = ["PartitionSession", "Stage"]
+
+log = structlog.get_logger(__name__)
+
+_COMMIT_TRIES_MAX: Final = 5
+_BACKOFF_MS: Final = DurationMs(250)
+_BACKOFF_MAX_MS: Final = DurationMs(15_000)
+
+
+class Stage(StrEnum):
+    """Where a session is; the module's docstring tells the moves."""
+
+    ACQUIRE = "ACQUIRE"
+    RESTORE = "RESTORE"
+    HANDLE = "HANDLE"
+    CLOSED = "CLOSED"
+
+
+class PartitionSession:
+    """The consumer of one partition. Used by one thread; every method returns within the bounds of the ports."""
+
+    def __init__(
+        self,
+        partition: int,
+        *,
+        group: str,
+        rules: BatchRules,
+        handling: TaskHandling,
+        subscription: DueSubscription,
+        transactions: LedgerTransactions,
+        tables: LedgerTables,
+        clock: Clock,
+        counts: ConsumerCounts,
+    ) -> None:
+        self.partition = partition
+        self.stage = Stage.ACQUIRE
+        self._group = group
+        self._rules = rules
+        self._handling = handling
+        self._subscription = subscription
+        self._transactions = transactions
+        self._tables = tables
+        self._clock = clock
+        self._counts = counts
+        self._losses = 0
+        self._wake_at_ms = 0
+        self._forget()
+
+    def _forget(self) -> None:
+        """Nothing in memory survives an uncertain outcome."""
+        self._transaction: LedgerTransaction | None = None
+        self._table: LedgerTable | None = None
+        self._restore: LedgerRestore | None = None
+        self._queue: deque[DueRecord] = deque()
+        self._queue_bytes = 0
+        self._paused = False
+        self._handled: list[Handled] = []
+        self._handled_bytes = 0
+        self.applied_uncommitted = 0
+        self._batch_digests: set[bytes] = set()
+        self._size_max = self._rules.batch_max
+        self._commit_tries = 0
+        self._position = Offset(0)
+        self._committed = Offset(0)
+        self._committed_at_ms = self._clock.monotonic_ms()
+
+    # -- what the loop asks ----------------------------------------------------------------------------------------
+
+    @property
+    def is_idle(self) -> bool:
+        """Restored, and nothing in hand."""
+        return self.stage is Stage.HANDLE and not self._queue and not self._handled
+
+    def wait_ms(self) -> int:
+        """How long there is nothing to do unless something is fetched."""
+        left_ms = max(0, self._wake_at_ms - self._clock.monotonic_ms())
+        if self.stage is Stage.ACQUIRE or (self.stage is Stage.HANDLE and self._handled):
+            return left_ms
+        if self.stage is Stage.HANDLE and self._queue:
+            return max(left_ms, self._handling.retry_in_ms)
+        return self._rules.idle_commit_ms
+
+    # -- ACQUIRE and RESTORE -----------------------------------------------------------------------------------------
+
+    def acquire(self) -> None:
+        """Take the first step if it is time for it; a failure is logged and tried again later."""
+        if self.stage is Stage.ACQUIRE and self._clock.monotonic_ms() >= self._wake_at_ms:
+            self._guarded("acquire_failed", self._acquire)
+
+    def _acquire(self) -> None:
+        # A thawed zombie must not fence the right owner: the group's word first.
+        self._subscription.prove(self.partition)
+        self._transaction = self._transactions.open(self.partition)
+        self._transaction.acquire()
+        self._counts.acquisitions += 1
+        # Asked for after fencing: whatever the previous owner committed lies below this end, its marker included.
+        bounds = self._subscription.ledger_bounds(self.partition)
+        self._table = self._tables.open(self.partition)
+        self._restore = LedgerRestore(group=self._group, partition=self.partition, table=self._table, bounds=bounds)
+        self.stage = Stage.RESTORE
+        if self._restore.is_done:
+            self._start_handling()
+            return
+        self._subscription.read_ledger(self.partition, self._restore.position)
+        log.info("ledger_restoring", partition=self.partition, position=self._restore.position, end=bounds.end)
+
+    def on_ledger_record(self, record: LedgerRecord) -> None:
+        """One more row, ours or another group's."""
+        self._restoring(lambda restore: restore.add(record))
+
+    def on_ledger_end(self, position: Offset) -> None:
+        """All of the ledger partition below `position` came."""
+        self._restoring(lambda restore: restore.reach(position))
+
+    def _restoring(self, step: Callable[[LedgerRestore], None]) -> None:
+        restore = self._restore
+        if self.stage is not Stage.RESTORE or restore is None:
+            return
+
+        def do() -> None:
+            step(restore)
+            if restore.is_done:
+                self._start_handling()
+
+        self._guarded("ledger_restore_failed", do)
+
+    def _start_handling(self) -> None:
+        # After fencing too: an offset that the previous owner's transaction was still committing is settled by now.
+        self._position = self._committed = self._subscription.start_position(self.partition)
+        self._subscription.read_due(self.partition, self._position)
+        self.stage = Stage.HANDLE
+        self._committed_at_ms = self._clock.monotonic_ms()
+        log.info("partition_acquired", partition=self.partition, position=self._position)
+
+    # -- HANDLE ------------------------------------------------------------------------------------------------------
+
+    def on_due_record(self, record: DueRecord) -> None:
+        """Buffer a record; a full buffer stops the fetching."""
+        if self.stage is not Stage.HANDLE or record.offset < self._position:
+            return
+        self._queue.append(record)
+        self._queue_bytes += _size(record)
+        self._position = Offset(record.offset + 1)
+        full = len(self._queue) >= 2 * self._rules.batch_max or self._queue_bytes >= 2 * self._rules.batch_bytes_max
+        if full and not self._paused:
+            self._subscription.pause(self.partition)
+            self._paused = True
+
+    def on_due_end(self, position: Offset) -> None:
+        """All below `position` came, markers included."""
+        if self.stage is Stage.HANDLE:
+            self._position = Offset(max(position, self._position))
+
+    def on_read_failed(self, why: str) -> None:
+        """The partition can't be read on: what is in hand is committed if it can be, then all is acquired again."""
+        if self.stage in {Stage.RESTORE, Stage.HANDLE}:
+            self._lose("read_failed", UnavailableError(why))
+
+    def work(self, may_go_on: Callable[[], bool]) -> None:
+        """Handle what is buffered up to one batch, then commit it.
+
+        `may_go_on` is asked before each task; it may end this very session (a revoke), or say that the budget is used
+        up. Raises `ConsumerStopError` if a handler does.
+        """
+        if not self._is_handling() or self._clock.monotonic_ms() < self._wake_at_ms:
+            return
+        if self._commit_tries == 0:
+            self._guarded("ledger_table_failed", lambda: self._handle_batch(may_go_on))
+        if self._is_handling() and (self._handled or self._is_idle_commit_due()):
+            self.commit()
+        drained = len(self._queue) < self._rules.batch_max and self._queue_bytes < self._rules.batch_bytes_max
+        if self._paused and drained and self._is_handling():
+            self._subscription.resume(self.partition)
+            self._paused = False
+
+    def _is_handling(self) -> bool:
+        """Asked again after calls that may have ended the session."""
+        return self.stage is Stage.HANDLE
+
+    def _handle_batch(self, may_go_on: Callable[[], bool]) -> None:
+        until_ms = self._clock.monotonic_ms() + self._rules.batch_time_max_ms
+        while self._has_room() and may_go_on():
+            if not self._is_handling() or not self._queue or self._handling.retry_in_ms:
+                return
+            handled = self._handling.handle(self._queue[0], self._is_known)
+            if handled is None:
+                return  # this partition waits, the others go on
+            self._queue_bytes -= _size(self._queue.popleft())
+            self._handled.append(handled)
+            self._handled_bytes += _size(handled.record)
+            self.applied_uncommitted += handled.result is Result.APPLIED
+            if handled.digest is not None:
+                self._batch_digests.add(handled.digest)
+            if self._clock.monotonic_ms() >= until_ms:
+                return
+
+    def _has_room(self) -> bool:
+        return len(self._handled) < self._rules.batch_max and self._handled_bytes < self._rules.batch_bytes_max
+
+    def _is_known(self, digest: bytes) -> bool:
+        assert self._table is not None, "a session that handles has a table"
+        return digest in self._batch_digests or self._table.contains(digest)
+
+    def _is_idle_commit_due(self) -> bool:
+        waited_ms = self._clock.monotonic_ms() - self._committed_at_ms
+        return not self._queue and self._position > self._committed and waited_ms >= self._rules.idle_commit_ms
+
+    # -- commits -----------------------------------------------------------------------------------------------------
+
+    def commit(self) -> None:
+        """Commit what was handled, in as many transactions as it takes; what stays uncertain is forgotten."""
+        self._guarded("commit_lost", self._commit_all)
+
+    def _commit_all(self) -> None:
+        try:
+            self._commit_part()
+            while self._handled:
+                self._commit_part()
+        except RetryableError as error:
+            self._commit_tries += 1
+            if self._commit_tries >= _COMMIT_TRIES_MAX:
+                raise
+            pause_ms = retry_delay_ms(self._commit_tries, first_ms=_BACKOFF_MS, max_ms=_BACKOFF_MAX_MS)
+            self._wake_at_ms = self._clock.monotonic_ms() + pause_ms
+            log.warning("commit_failed", partition=self.partition, tries=self._commit_tries, error=str(error))
+
+    def _commit_part(self) -> None:
+        assert self._transaction is not None, "a session that handles has a producer"
+        part = self._handled[: self._size_max]
+        # Over markers and aborted records the position moves with nothing to handle; never over a buffered record.
+        is_last = len(part) == len(self._handled) and not self._queue
+        batch = LedgerBatch(
+            rows=[handled.row for handled in part if handled.row is not None],
+            dead=[handled.dead for handled in part if handled.dead is not None],
+            outputs=[output for handled in part for output in handled.outputs],
+            position=self._position if is_last else part[-1].next_offset,
+        )
+        try:
+            offsets = self._transaction.commit(batch)
+        except PoisonedBatchError as error:
+            self._make_smaller(part, error)
+        else:
+            self._note(part, batch, offsets)
+
+    def _make_smaller(self, part: Sequence[Handled], error: PoisonedBatchError) -> None:
+        """Halve a batch that holds a record which can't be sent; at one task, set that task aside and go on."""
+        if len(part) > 1:
+            self._size_max = len(part) // 2
+            return
+        if not part:
+            raise error
+        first = part[0]
+        if first.outputs and first.task is not None:
+            why = f"what the handler produced can't be sent: {error}"
+            self._handled[0] = self._handling.failed(first.record, first.task, why)
+        elif first.dead is not None and not first.is_cut:
+            self._handled[0] = self._handling.cut(first)
+        else:
+            raise error
+        log.warning("batch_poisoned", partition=self.partition, offset=first.record.offset, error=str(error))
+
+    def _note(self, part: Sequence[Handled], batch: LedgerBatch, row_offsets: Sequence[Offset]) -> None:
+        """Let memory and the local table follow a transaction that is certainly committed."""
+        assert self._table is not None, "a session that handles has a table"
+        assert len(row_offsets) == len(batch.rows), f"{len(row_offsets)} offsets for {len(batch.rows)} rows"
+        digests = [handled.digest for handled in part if handled.digest is not None]
+        if digests:
+            # A crash before this write leaves the table behind its topic, and the next restore repairs that.
+            self._table.write(TableRows(added=digests), Offset(row_offsets[-1] + 1))
+        del self._handled[: len(part)]
+        self._handled_bytes = sum(_size(handled.record) for handled in self._handled)
+        self.applied_uncommitted = sum(handled.result is Result.APPLIED for handled in self._handled)
+        self._batch_digests.difference_update(digests)
+        for handled in part:
+            self._counts.add(handled.result)
+        self._counts.batches += 1
+        self._committed = batch.position
+        self._committed_at_ms = self._clock.monotonic_ms()
+        self._commit_tries = self._losses = 0
+        self._size_max = self._rules.batch_max
+        if part:
+            log.info("batch_applied", partition=self.partition, position=batch.position, records=len(part))
+
+    # -- the end -----------------------------------------------------------------------------------------------------
+
+    def finish(self) -> None:
+        """Commit what is handled, once, and let go: the partition is being given away, or the consumer stops."""
+        if self._handled and self._is_handling():
+            self.commit()
+        self.drop()
+
+    def drop(self) -> None:
+        """Let go without writing anything: the partition is somebody else's."""
+        self._release()
+        self.stage = Stage.CLOSED
+
+    def _guarded(self, event: str, step: Callable[[], None]) -> None:
+        """Do a step; if it fails, drop everything and acquire again later.
+
+        Errors that time does not cure (a topic is missing or forbidden, a setting is wrong) end the consumer.
+        """
+        try:
+            step()
+        except CorruptStateError as error:
+            self._lose(event, error)
+            self._tables.put_aside(self.partition, str(error))
+        except (FencedError, RetryableError, UnavailableError, UnknownOutcomeError) as error:
+            self._lose(event, error)
+
+    def _lose(self, event: str, error: DuetasksError) -> None:
+        self._losses += 1
+        pause_ms = retry_delay_ms(self._losses, first_ms=_BACKOFF_MS, max_ms=_BACKOFF_MAX_MS)
+        log.warning(event, partition=self.partition, error=str(error), given_up=len(self._handled), retry_ms=pause_ms)
+        self._release()
+        self.stage = Stage.ACQUIRE
+        self._wake_at_ms = self._clock.monotonic_ms() + pause_ms
+
+    def _release(self) -> None:
+        self._counts.given_up += len(self._handled)
+        self._subscription.stop(self.partition)
+        if self._transaction is not None:
+            self._transaction.close()
+        if self._table is not None:
+            self._table.close()
+        self._forget()
+
+
+def _size(record: DueRecord) -> int:
+    return len(record.value or b"")
