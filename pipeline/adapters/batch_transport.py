@@ -13,7 +13,7 @@ from typing import Any, Final
 
 import msgspec
 from aiokafka.consumer.fetcher import FetchResult
-from faust.transport.consumer import ConsumerStoppedError
+from aiokafka.errors import ConsumerStoppedError
 from faust.transport.drivers import aiokafka as driver
 from faust.types import ConsumerMessage
 

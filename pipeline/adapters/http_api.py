@@ -178,7 +178,7 @@ class HttpApi:
 
 
 def _faust_view(page: Callable[..., Any]) -> Callable[..., Any]:
-    async def handler(view: Any, request: Any) -> Any:  # noqa: ANN401  # Faust's view and request
+    async def handler(view: Any, request: Any, **_: Any) -> Any:  # noqa: ANN401  # Faust's view and request
         try:
             return await page(view, request)
         except UnavailableError as error:
