@@ -18,8 +18,19 @@ from pipeline.core.events import DAY_MS, OWN_TOPICS, Limits
 from pipeline.core.tasks import DurationMs
 from pipeline.errors import ConfigurationError
 
-__all__ = ["Fence", "Settings", "TopicNames", "load_settings", "setting_origins", "user_cache_dir"]
+__all__ = [
+    "TASK_VARIABLE_PREFIX",
+    "Fence",
+    "Settings",
+    "TopicNames",
+    "load_settings",
+    "process_environment",
+    "setting_origins",
+    "user_cache_dir",
+]
 
+TASK_VARIABLE_PREFIX: Final = "DUETASKS_TASK_"
+"""Of the variables that tell a command of `duetasks consume --exec` about its task; they are no settings."""
 
 _WORDING: Final = re.compile("^(Input|String|List|Value) should")  # pydantic's words for what the user set
 
@@ -190,7 +201,13 @@ def load_settings(**overrides: object) -> Settings:
     """
     known = {f"DUETASKS_{name.upper()}" for name in Settings.model_fields} | {"DUETASKS_CONFIG_FILE"}
     unknown = sorted(
-        name for name in os.environ if name.startswith("DUETASKS_") and name not in known and "TEST_" not in name
+        name
+        for name in os.environ
+        if name.startswith("DUETASKS_")
+        and name not in known
+        and "TEST_" not in name
+        # A command that `duetasks consume --exec` runs may call duetasks itself.
+        and not name.startswith(TASK_VARIABLE_PREFIX)
     )
     if unknown:
         raise ConfigurationError(
@@ -226,6 +243,11 @@ def setting_origins() -> dict[str, str]:
     found = dict.fromkeys(Settings.model_fields, "default")
     found |= {name: str(config_file()) for name in in_file}
     return found | {name: variable for name in found if (variable := f"DUETASKS_{name.upper()}") in variables}
+
+
+def process_environment() -> dict[str, str]:
+    """A copy of this process's environment, for commands that it starts."""
+    return dict(os.environ)
 
 
 def user_cache_dir() -> Path:

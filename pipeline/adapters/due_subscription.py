@@ -41,6 +41,8 @@ log = structlog.get_logger(__name__)
 
 _CALL_TIMEOUT_S: Final = 10.0
 _TAKE_MAX: Final = 1_000
+_TAKE_CHUNK: Final = 100
+_TAKE_BYTES_MAX: Final = 8_388_608
 _STALE_MEMBER: Final = (
     KafkaError.ILLEGAL_GENERATION,
     KafkaError.UNKNOWN_MEMBER_ID,
@@ -223,9 +225,7 @@ class DueSubscription:
         with translated("fetch"):
             # `consume` alone would wait until it has all it was asked for.
             first = self._reader.poll(timeout_ms / 1000)
-            if first is None:
-                return ()
-            messages = [first, *self._reader.consume(_TAKE_MAX, 0)]
+            messages = [] if first is None else [first, *self._buffered(len(first))]
             fetched = [self._fetched(message) for message in messages]
         return [one for one in fetched if one is not None]
 
@@ -236,6 +236,17 @@ class DueSubscription:
                 consumer.close()
         self._member = self._reader = None
         self._reading.clear()
+
+    def _buffered(self, size: int) -> list[Message]:
+        """What the client has already, up to a bound of records and of bytes."""
+        messages: list[Message] = []
+        while len(messages) < _TAKE_MAX and size < _TAKE_BYTES_MAX:
+            more = self._reader.consume(_TAKE_CHUNK, 0)
+            messages += more
+            size += sum(len(message) for message in more)
+            if len(more) < _TAKE_CHUNK:
+                break
+        return messages
 
     # -- steps -------------------------------------------------------------------------------------------------------
 

@@ -23,6 +23,7 @@ __all__ = ["COMMANDS", "build_app", "run"]
 COMMANDS: Final = (
     "up_command",
     "agent_command",
+    "consume_command",
     "broker_command",
     "topics_command",
     "config_command",

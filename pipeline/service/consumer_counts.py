@@ -11,13 +11,16 @@ class BatchRules(msgspec.Struct, frozen=True, kw_only=True):
     """Bounds of one transaction and of what is fetched ahead.
 
     A batch is committed at `batch_max` records, at `batch_bytes_max` of their values, `batch_time_max_ms` after its
-    first handler call, or when nothing more is at hand. Twice as much is fetched ahead. `idle_commit_ms` after the
-    last commit, a position that only moved over transaction markers is committed too, so that lag ends at 0.
+    first handler call, or when nothing more is at hand. Of each partition, `buffer_max` records and `buffer_bytes_max`
+    bytes may be fetched ahead. `idle_commit_ms` after the last commit, a position that only moved over transaction
+    markers is committed too, so that lag ends at 0.
     """
 
     batch_max: int = 100
     batch_bytes_max: int = 8_388_608
     batch_time_max_ms: int = 1_000
+    buffer_max: int = 4_000
+    buffer_bytes_max: int = 16_777_216
     idle_commit_ms: int = 5_000
 
 

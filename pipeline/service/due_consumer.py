@@ -110,8 +110,9 @@ class DueConsumer:
         self._serve()
         for session in self._all():
             session.acquire()
-        for fetched in self._ports.subscription.take(self._wait_ms()):
-            self._route(fetched)
+        if not any(session.has_plenty for session in self._all()):
+            for fetched in self._ports.subscription.take(self._wait_ms()):
+                self._route(fetched)
         for session in self._all():
             session.work(self._guard(session))
         self._note_progress()

@@ -118,6 +118,11 @@ class PartitionSession:
         """Restored, and nothing in hand."""
         return self.stage is Stage.HANDLE and not self._queue and not self._handled
 
+    @property
+    def has_plenty(self) -> bool:
+        """Whether there is so much at hand that fetching can wait; not if what is at hand must wait itself."""
+        return self._is_filled(4) and self.wait_ms() == 0
+
     def wait_ms(self) -> int:
         """How long there is nothing to do unless something is fetched."""
         left_ms = max(0, self._wake_at_ms - self._clock.monotonic_ms())
@@ -188,8 +193,8 @@ class PartitionSession:
         self._queue.append(record)
         self._queue_bytes += _size(record)
         self._position = Offset(record.offset + 1)
-        full = len(self._queue) >= 2 * self._rules.batch_max or self._queue_bytes >= 2 * self._rules.batch_bytes_max
-        if full and not self._paused:
+        # Rare: the loop fetches only when little is buffered. This bounds a partition that waits for a retry.
+        if self._is_filled(1) and not self._paused:
             self._subscription.pause(self.partition)
             self._paused = True
 
@@ -215,10 +220,14 @@ class PartitionSession:
             self._guarded("ledger_table_failed", lambda: self._handle_batch(may_go_on))
         if self._is_handling() and (self._handled or self._is_idle_commit_due()):
             self.commit()
-        drained = len(self._queue) < self._rules.batch_max and self._queue_bytes < self._rules.batch_bytes_max
-        if self._paused and drained and self._is_handling():
+        if self._paused and not self._is_filled(2) and self._is_handling():
             self._subscription.resume(self.partition)
             self._paused = False
+
+    def _is_filled(self, divisor: int) -> bool:
+        """Whether the buffer holds its bound, or that part of it, in records or bytes."""
+        records_max, bytes_max = self._rules.buffer_max // divisor, self._rules.buffer_bytes_max // divisor
+        return len(self._queue) >= records_max or self._queue_bytes >= bytes_max
 
     def _is_handling(self) -> bool:
         """Asked again after calls that may have ended the session."""
@@ -326,7 +335,7 @@ class PartitionSession:
         self._commit_tries = self._losses = 0
         self._size_max = self._rules.batch_max
         if part:
-            log.info("batch_applied", partition=self.partition, position=batch.position, records=len(part))
+            log.debug("batch_applied", partition=self.partition, position=batch.position, records=len(part))
 
     # -- the end -----------------------------------------------------------------------------------------------------
 
