@@ -44,11 +44,8 @@ class AgentProcess:
 
     def running(self) -> AgentRecord | None:
         """The agent that `up` started and that still runs, or None."""
-        try:
-            record = msgspec.json.decode(self._record_file.read_bytes(), type=AgentRecord)
-        except (FileNotFoundError, msgspec.DecodeError):
-            return None
-        return record if _process(record) is not None else None
+        record = self._record()
+        return record if record is not None and _process(record) is not None else None
 
     def start(self, *, detached: bool) -> "subprocess.Popen[bytes]":
         """Start an agent with this process's settings; a detached one logs to `log_file`, others to our stderr.
@@ -93,12 +90,19 @@ class AgentProcess:
         self._record_file.unlink(missing_ok=True)
         return True
 
-    def log_tail(self) -> str:
-        """The last lines that a detached agent wrote, for a message."""
-        if not self.log_file.exists():
-            return ""
+    def last_words(self) -> str:
+        """How a message about the agent ends: what it logged last, or where to look."""
+        record = self._record()
+        if record is None or record.log_file is None or not self.log_file.exists():
+            return ": what it logged above says why."
         text = self.log_file.read_bytes()[-_LOG_TAIL_BYTES:].decode("utf-8", "replace")
-        return "\n".join(text.splitlines()[-_LOG_TAIL_LINES:])
+        return f"; {self.log_file} ends so:\n" + "\n".join(text.splitlines()[-_LOG_TAIL_LINES:])
+
+    def _record(self) -> AgentRecord | None:
+        try:
+            return msgspec.json.decode(self._record_file.read_bytes(), type=AgentRecord)
+        except (FileNotFoundError, msgspec.DecodeError):
+            return None
 
 
 def _process(record: AgentRecord) -> psutil.Process | None:

@@ -2,14 +2,11 @@
 
 import logging
 import sys
-from typing import Any, Final
+from typing import Any
 
 import structlog
 
 __all__ = ["set_up_logging"]
-
-# Chatty at INFO about every request and assignment; ours say the same once, with fields.
-_QUIET: Final = ("aiokafka", "asyncio", "faust", "httpx", "mode")
 
 
 def set_up_logging(*, log_format: str, log_level: str) -> None:
@@ -30,6 +27,8 @@ def set_up_logging(*, log_format: str, log_level: str) -> None:
         cache_logger_on_first_use=False,  # a second set-up must reach loggers that were used before it
     )
     handler = logging.StreamHandler(sys.stderr)
+    if level > logging.DEBUG:
+        handler.addFilter(_LibrariesOnlyWarn())
     handler.setFormatter(
         structlog.stdlib.ProcessorFormatter(
             foreign_pre_chain=[*shared, structlog.stdlib.ExtraAdder(), structlog.stdlib.add_logger_name],
@@ -39,8 +38,14 @@ def set_up_logging(*, log_format: str, log_level: str) -> None:
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(level)
-    for name in _QUIET:
-        logging.getLogger(name).setLevel(max(level, logging.WARNING))
+
+
+class _LibrariesOnlyWarn(logging.Filter):
+    """Lets our own events pass, and of what libraries say only warnings: Faust tells each of its steps at INFO."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Whether the line is printed; structlog hands its events over as dicts."""
+        return isinstance(record.msg, dict) or record.levelno >= logging.WARNING
 
 
 def _renderers(log_format: str) -> list[Any]:

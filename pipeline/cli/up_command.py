@@ -40,7 +40,7 @@ class Started(msgspec.Struct, frozen=True, kw_only=True):
     topics_altered: list[str]
     agent_pid: int
     agent_log: str | None
-    http: str | None
+    http: str
 
 
 def register(app: typer.Typer) -> None:
@@ -119,8 +119,7 @@ def _start(
         on_progress("Starting the agent")
         process = agent.start(detached=detached)
         undo.append(agent.stop)
-        if detached:
-            _await_ready(agent, process, settings)
+        http = _await_ready(agent, process, settings)
     started = Started(
         bootstrap_servers=settings.bootstrap_servers or "",
         broker=broker,
@@ -128,7 +127,7 @@ def _start(
         topics_altered=sorted({alteration.topic for alteration in done.alterations}),
         agent_pid=process.pid,
         agent_log=str(agent.log_file) if detached else None,
-        http=_http(settings),
+        http=http,
     )
     return process, started
 
@@ -147,29 +146,28 @@ def _with_kafka(
     return settings.with_bootstrap(info.bootstrap_servers), f"embedded, {how}, log {info.log_file}"
 
 
-def _await_ready(agent: "AgentProcess", process: "subprocess.Popen[bytes]", settings: "Settings") -> None:
-    """Return when the agent has restored its partitions, if it can be asked; raises if it ended instead."""
-    import httpx  # noqa: PLC0415  # slow to import, and only asked here
+def _await_ready(agent: "AgentProcess", process: "subprocess.Popen[bytes]", settings: "Settings") -> str:
+    """Wait until the agent has restored its partitions, and return its address; raises if it ended instead."""
+    from pipeline.adapters.agent_slot import running_agents  # noqa: PLC0415  # slow imports wait for a command
 
     until_s = time.monotonic() + _READY_TIMEOUT_S
-    url = _http(settings)
     while time.monotonic() < until_s:
         if process.poll() is not None:
-            raise UnavailableError(
-                f"The agent ended with code {process.returncode}. Its last words:\n{agent.log_tail()}"
-            )
-        if url is None:
-            return  # it takes a free port, which only it knows
-        try:
-            if httpx.get(f"{url}/readyz", timeout=_HTTP_TIMEOUT_S).is_success:
-                return
-        except httpx.HTTPError:
-            time.sleep(_READY_PAUSE_S)
-        else:
-            time.sleep(_READY_PAUSE_S)
-    raise UnavailableError(
-        f"The agent was not ready within {_READY_TIMEOUT_S:g} s. Its last words:\n{agent.log_tail()}"
-    )
+            raise UnavailableError(f"The agent ended with code {process.returncode}{agent.last_words()}")
+        url = next((found.url for found in running_agents(settings.data_dir) if found.pid == process.pid), None)
+        if url is not None and _is_ready(url):
+            return url
+        time.sleep(_READY_PAUSE_S)
+    raise UnavailableError(f"The agent was not ready within {_READY_TIMEOUT_S:g} s{agent.last_words()}")
+
+
+def _is_ready(url: str) -> bool:
+    import httpx  # noqa: PLC0415  # slow to import, and only asked here
+
+    try:
+        return httpx.get(f"{url}/readyz", timeout=_HTTP_TIMEOUT_S).is_success
+    except httpx.HTTPError:
+        return False
 
 
 def _wait(output: Output, process: "subprocess.Popen[bytes]") -> None:
@@ -179,10 +177,6 @@ def _wait(output: Output, process: "subprocess.Popen[bytes]") -> None:
     raise typer.Exit(max(1, code))
 
 
-def _http(settings: "Settings") -> str | None:
-    return f"http://{settings.http_host}:{settings.http_port}" if settings.http_port else None
-
-
 def _told(started: Started, *, detached: bool) -> str:
     changes = [f"created {', '.join(started.topics_created)}"] if started.topics_created else []
     changes += [f"mended {', '.join(started.topics_altered)}"] if started.topics_altered else []
@@ -190,9 +184,9 @@ def _told(started: Started, *, detached: bool) -> str:
     return (
         f"Kafka   {started.bootstrap_servers} ({started.broker})\n"
         f"Topics  {'; '.join(changes) or 'as declared'}\n"
-        f"Agent   process {started.agent_pid}{log}{f', status at {started.http}' if started.http else ''}\n"
+        f"Agent   {started.http} (process {started.agent_pid}{log})\n"
         f"{_NEXT}\n\n"
-        + ("Stop all of it: duetasks down" if detached else "Stop all of it: Ctrl-C. The agent's log follows.")
+        + ("Stop all of it: duetasks down" if detached else "Stop what was started: Ctrl-C. The agent's log follows.")
     )
 
 
