@@ -208,6 +208,14 @@ class Transaction(Protocol):
         """
         ...
 
+    def produce_many(self, topic: str, records: Sequence[tuple[bytes | None, bytes | None]]) -> None:
+        """Add records without headers, cheaper than one by one; raises `PoisonedBatchError`."""
+        ...
+
+    def produce_last(self, key: bytes, value: bytes) -> None:
+        """Add the transaction's last record, to `task-state`: `commit` tells its offset."""
+        ...
+
     async def commit(self) -> Commit:
         """All or nothing.
 

@@ -19,6 +19,8 @@ __all__ = ["GroupMembership"]
 Result = TypeVar("Result")
 
 DEADLINE_S: Final = 10.0
+COMMIT_DEADLINE_S: Final = 1.0
+"""Telling the group is for observers: an owner must not wait long for it, least of all in a rebalance."""
 
 
 class GroupMembership:
@@ -43,7 +45,7 @@ class GroupMembership:
         async def commit(consumer: Any, place: TopicPartition) -> None:  # noqa: ANN401  # the same
             await consumer.commit({place: position})
 
-        await self._ask(partition, commit)
+        await self._ask(partition, commit, COMMIT_DEADLINE_S)
 
     async def committed(self, partition: int) -> Offset | None:
         """What the group last committed, or None."""
@@ -54,21 +56,26 @@ class GroupMembership:
 
         return await self._ask(partition, committed)
 
-    async def _ask(self, partition: int, ask: Callable[[Any, TopicPartition], Awaitable[Result]]) -> Result:
+    async def _ask(
+        self,
+        partition: int,
+        ask: Callable[[Any, TopicPartition], Awaitable[Result]],
+        deadline_s: float = DEADLINE_S,
+    ) -> Result:
         thread = self._consumer_thread()
         consumer = thread._consumer  # noqa: SLF001  # Faust has no public way to it
         place = TopicPartition(self._topic, partition)
 
-        async def within() -> Result:
-            async with asyncio.timeout(DEADLINE_S):
-                return await ask(consumer, place)
+        async def ask_there() -> Result:
+            return await ask(consumer, place)
 
-        asked = asyncio.run_coroutine_threadsafe(within(), thread.thread_loop)
+        asked = asyncio.run_coroutine_threadsafe(ask_there(), thread.thread_loop)
         try:
-            return await asyncio.wrap_future(asked)
+            # The deadline is kept here: a thread that has ended would never answer.
+            async with asyncio.timeout(deadline_s):
+                return await asyncio.wrap_future(asked)
         except (CommitFailedError, IllegalStateError, StaleMetadata) as error:
             raise FencedError(f"the group does not give us partition {partition}: {error}") from error
         except (KafkaError, TimeoutError) as error:
-            raise UnavailableError(
-                f"the group's coordinator does not answer for partition {partition}: {error!r}"
-            ) from error
+            asked.cancel()
+            raise UnavailableError(f"the group's coordinator does not answer for {partition}: {error!r}") from error

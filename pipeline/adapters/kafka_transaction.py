@@ -134,7 +134,7 @@ class KafkaTransaction:
         """Add the transaction's last record, to `task-state`; its offset is learned."""
         self._produce(self._state_topic, key, value, None, self._note_last)
 
-    def produce_many(self, topic: str, records: Sequence[tuple[bytes, bytes | None]]) -> None:
+    def produce_many(self, topic: str, records: Sequence[tuple[bytes | None, bytes | None]]) -> None:
         """Add records without headers, cheaper than one by one."""
         batch = [{"key": key, "value": value} for key, value in records]
         report = self._note_refusal if self._careful else None

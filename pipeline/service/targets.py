@@ -42,13 +42,13 @@ class Targets:
             known = await self._end_offsets.end_offset(topic, self._partition) if guess else UNKNOWN_OFFSET
             self._next[topic] = known
 
-    def advance(self, topic: str) -> Offset | None:
-        """The offset that the next record must get, or None if it is not known."""
-        at = self._next[topic]
-        if at == UNKNOWN_OFFSET:
-            return None
-        self._next[topic] = Offset(at + 1)
-        return at
+    def advance(self, topic: str, count: int) -> tuple[Offset | None, Offset | None]:
+        """The offsets that the first and last of the next `count` records must get, or None where not known."""
+        first = self._next[topic]
+        if first == UNKNOWN_OFFSET:
+            return None, None
+        self._next[topic] = Offset(first + count)
+        return first, Offset(first + count - 1)
 
     async def committed(self, topics: Iterable[str]) -> None:
         """The transaction that wrote to `topics` was committed: its marker takes an offset in each."""

@@ -1,7 +1,7 @@
 """One tenure of a partition: cycles of apply, fence, fire and commit, until ownership ends or is in doubt."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from typing import Final
 
@@ -19,7 +19,7 @@ from pipeline.service.owner_settings import OwnerSettings
 from pipeline.service.owner_status import OwnerStatus, PassingVerdicts, Phase
 from pipeline.service.targets import Targets
 from pipeline.service.turns import Turn, Turns
-from pipeline.service.work import Admit, Quarantine, Work
+from pipeline.service.work import Admit, Outgoing, Quarantine, Work
 
 __all__ = ["FenceTarget", "Tenure"]
 
@@ -81,7 +81,8 @@ class Tenure:
         self._log.info("partition_active", position=self._cursor.position)
         while not self._stop.is_set():
             busy = await self._cycle()
-            await self._keep_up()
+            if not self._stop.is_set():
+                await self._keep_up()
             if not busy:
                 await self._source.wait(self._idle_ms())
 
@@ -195,9 +196,7 @@ class Tenure:
         raw = self._outside.codec.encode_positions(positions)
         transaction.begin()
         try:
-            for out in work.emissions:
-                expected = self._targets.advance(out.topic)
-                transaction.produce(out.topic, out.key, out.value, out.headers, expected=expected)
+            self._produce_emissions(work.emissions)
             for out in work.refusals:
                 transaction.produce(out.topic, out.key, out.value)
             if rows:
@@ -214,6 +213,24 @@ class Tenure:
         self._written_ms = self._outside.clock.monotonic_ms()
         self._pass_over(work, inputs)
         self._count(work)
+
+    def _produce_emissions(self, emissions: Sequence[Outgoing]) -> None:
+        """Send what fired; the offsets of the first and last record on a topic prove those of all between."""
+        transaction = self._owned.transaction
+        by_topic: dict[str, list[Outgoing]] = {}
+        for out in emissions:
+            by_topic.setdefault(out.topic, []).append(out)
+        for topic, outs in by_topic.items():
+            first, last = self._targets.advance(topic, len(outs))
+            middle = outs[1:-1]
+            transaction.produce(topic, outs[0].key, outs[0].value, outs[0].headers, expected=first)
+            if any(out.headers for out in middle):
+                for out in middle:
+                    transaction.produce(topic, out.key, out.value, out.headers)
+            elif middle:
+                transaction.produce_many(topic, [(out.key, out.value) for out in middle])
+            if len(outs) > 1:
+                transaction.produce(topic, outs[-1].key, outs[-1].value, outs[-1].headers, expected=last)
 
     def _positions(self, end_position: Offset) -> Positions:
         place = msgspec.structs.replace(self._place, position=end_position)
@@ -258,8 +275,12 @@ class Tenure:
         # Never past the table, and never read back as a position: the group's offsets are for observers.
         position = self._owned.positions.inputs[settings.events_topic].position
         if position != self._told_position and now_ms - self._told_ms >= settings.group_commit_interval_ms:
-            await self._outside.membership.commit(settings.partition, position)
-            self._told_ms, self._told_position = now_ms, position
+            self._told_ms = now_ms
+            try:
+                await self._outside.membership.commit(settings.partition, position)
+                self._told_position = position
+            except UnavailableError as error:
+                self._log.info("group_not_told", position=position, reason=str(error))
 
     def _idle_ms(self) -> int:
         """How long to sleep: until the next timer or heartbeat, and never long, for clocks may step."""

@@ -106,7 +106,7 @@ class MemoryTransaction:
             self._expected[len(records)] = expected
         records.append(record)
 
-    def produce_many(self, topic: str, records: Sequence[tuple[bytes, bytes | None]]) -> None:
+    def produce_many(self, topic: str, records: Sequence[tuple[bytes | None, bytes | None]]) -> None:
         """Add records without headers; raises `PoisonedBatchError`."""
         for key, value in records:
             self.produce(topic, key, value)
