@@ -1,0 +1,431 @@
+"""Real agents on a real broker, for tests that watch them from outside: as processes, over Kafka and over HTTP.
+
+A `Deployment` is one test's own corner of a broker: topics under a prefix of their own, a group, a folder. Its agents
+are subprocesses that can be stopped, killed, frozen and thawed. Nothing here sleeps for a fixed time: `until` waits for
+a condition, and tells what the agents logged if that never comes.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from typing import TYPE_CHECKING, Any, Final, Self
+
+import httpx
+import msgspec
+from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, TopicPartition
+from confluent_kafka.admin import AdminClient
+
+from pipeline.adapters.avro_codec import AvroCodec
+from pipeline.adapters.topic_setup import apply_topics
+from pipeline.config import Settings, TopicNames
+from pipeline.core.events import Cancel, Schedule
+from pipeline.core.tasks import InstantMs, TaskId
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+    from pathlib import Path
+
+    from pipeline.core.effects import DeadTask, DueTask
+
+PARTITIONS: Final = 2
+READY_WITHIN_S: Final = 45.0
+HTTP_TIMEOUT_S: Final = 5.0
+_POLL_S: Final = 0.05
+_LOG_LINES: Final = 40
+_STOP_S: Final = 20.0
+
+# Short enough for a test, long enough for two busy cores.
+AGENT_SETTINGS: Final[dict[str, object]] = {
+    "session_timeout_ms": 4_000,
+    "transaction_timeout_ms": 5_000,
+    "http_port": 0,
+    "log_format": "json",
+}
+
+
+class Record(msgspec.Struct, frozen=True, kw_only=True):
+    """A record as it stands on a topic."""
+
+    topic: str
+    partition: int
+    offset: int
+    timestamp_ms: int
+    key: bytes | None
+    value: bytes | None
+
+
+def now_ms() -> InstantMs:
+    """The clock of this machine, which is the agents' clock too."""
+    return InstantMs(time.time_ns() // 1_000_000)
+
+
+def schedule(task_id: str, *, in_ms: int = 0, due_at_ms: int | None = None, **fields: Any) -> Schedule:  # noqa: ANN401 - handed on
+    """An event that schedules a task `in_ms` from now, or at an instant."""
+    at = InstantMs(due_at_ms) if due_at_ms is not None else InstantMs(now_ms() + in_ms)
+    return Schedule(task_id=TaskId(task_id), due_at_ms=at, **fields)
+
+
+def cancel(task_id: str, **fields: Any) -> Cancel:  # noqa: ANN401 - handed on
+    """An event that cancels a task."""
+    return Cancel(task_id=TaskId(task_id), **fields)
+
+
+class Agent:
+    """One agent process. Its data folder belongs to its name: started again, it finds its tables again."""
+
+    def __init__(self, name: str, data_dir: Path, environment: dict[str, str], arguments: Iterable[str]) -> None:
+        self.name = name
+        self.data_dir = data_dir
+        data_dir.mkdir(parents=True, exist_ok=True)
+        self.log_file = data_dir / f"agent-{secrets.token_hex(3)}.log"
+        self._url: str | None = None
+        self._http = httpx.Client(timeout=HTTP_TIMEOUT_S)
+        with self.log_file.open("wb") as log:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "pipeline.cli", "agent", *arguments],
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+            )
+
+    # -- the process -------------------------------------------------------------------------------------------
+
+    @property
+    def is_running(self) -> bool:
+        """Whether the process lives, frozen or not."""
+        return self.process.poll() is None
+
+    def kill(self) -> None:
+        """End it with SIGKILL: no goodbye to the group, no commit, no flush."""
+        self.process.kill()
+        self.process.wait(_STOP_S)
+        self._http.close()
+
+    def stop(self) -> int:
+        """End it as an operator does, and give its exit code."""
+        self.process.terminate()
+        self.process.send_signal(signal.SIGCONT)  # a frozen process keeps other signals for later
+        try:
+            return self.process.wait(_STOP_S)
+        except subprocess.TimeoutExpired:
+            self.kill()
+            raise AssertionError(f"agent {self.name} did not stop within {_STOP_S} s\n{self.log_tail()}") from None
+        finally:
+            self._http.close()
+
+    def freeze(self) -> None:
+        """SIGSTOP: it lives, holds its connections, and does nothing."""
+        self.process.send_signal(signal.SIGSTOP)
+
+    def thaw(self) -> None:
+        """SIGCONT: it goes on as if no time had passed."""
+        self.process.send_signal(signal.SIGCONT)
+
+    # -- what it says ------------------------------------------------------------------------------------------
+
+    @property
+    def url(self) -> str | None:
+        """Where it answers, once it has announced that."""
+        if self._url is None:
+            for announced in self.data_dir.glob("agents/*/agent.json"):
+                told = json.loads(announced.read_text("utf-8"))
+                if told["pid"] == self.process.pid:
+                    self._url = str(told["url"])
+        return self._url
+
+    def get(self, path: str, **query: str) -> httpx.Response | None:
+        """The answer to a GET, or None while nobody answers."""
+        if self.url is None:
+            return None
+        try:
+            return self._http.get(self.url + path, params=query)
+        except httpx.HTTPError:
+            return None
+
+    def partitions(self) -> dict[int, dict[str, Any]]:
+        """The partitions that it owns, each as `/readyz` shows it; empty while it does not answer."""
+        answer = self.get("/readyz")
+        return {} if answer is None else {status["partition"]: status for status in answer.json()["partitions"]}
+
+    def status(self, task_id: str) -> dict[str, Any] | None:
+        """A task as the agent tells it; None if there is none, or if it can't tell now."""
+        answer = self.get(f"/v1/tasks/{task_id}")
+        return answer.json() if answer is not None and answer.is_success else None
+
+    def log(self) -> list[dict[str, Any]]:
+        """Its log so far, a mapping for each event; lines that are not JSON under `raw`."""
+        return [_log_line(line) for line in self.log_file.read_text("utf-8", "replace").splitlines()]
+
+    def logged(self, event: str) -> list[dict[str, Any]]:
+        """What it logged under this event name."""
+        return [line for line in self.log() if line.get("event") == event]
+
+    def log_tail(self) -> str:
+        """The end of its log, for a failure's message."""
+        lines = self.log_file.read_text("utf-8", "replace").splitlines()[-_LOG_LINES:]
+        state = "runs" if self.is_running else f"ended with {self.process.returncode}"
+        return "\n".join([f"--- agent {self.name} ({state}), {self.log_file}", *lines])
+
+
+class TopicReader:
+    """Reads a topic from its first record on, `read_committed` as a consumer must; keeps all that it has seen."""
+
+    def __init__(self, bootstrap_servers: str, topic: str, partition_count: int, *, isolation: str) -> None:
+        self.records: list[Record] = []
+        self._topic = topic
+        self._positions = dict.fromkeys(range(partition_count), 0)
+        self._consumer = Consumer(
+            {
+                "bootstrap.servers": bootstrap_servers,
+                "group.id": f"reader-{secrets.token_hex(4)}",
+                "isolation.level": isolation,
+                "enable.auto.commit": False,
+                "auto.offset.reset": "earliest",
+                "enable.partition.eof": True,
+                "fetch.wait.max.ms": 50,
+            }
+        )
+        self._consumer.assign([TopicPartition(topic, partition, 0) for partition in range(partition_count)])
+
+    def catch_up(self, within_s: float = 30.0) -> list[Record]:
+        """All records up to what is the end now, in the order of each partition."""
+        until_s = time.monotonic() + within_s
+        ends = {partition: self._end(partition) for partition in self._positions}
+        while any(self._positions[partition] < end for partition, end in ends.items()):
+            assert time.monotonic() < until_s, f"{self._topic}: at {self._positions} of {ends} after {within_s} s"
+            for message in self._consumer.consume(10_000, 0.1):
+                self._take(message)
+        return self.records
+
+    def close(self) -> None:
+        """Let go of the connection."""
+        self._consumer.close()
+
+    def _end(self, partition: int) -> int:
+        return int(self._consumer.get_watermark_offsets(TopicPartition(self._topic, partition), timeout=10)[1])
+
+    def _take(self, message: Any) -> None:  # noqa: ANN401 - confluent's message
+        error, partition, offset = message.error(), message.partition(), message.offset()
+        if error is None:
+            self._positions[partition] = offset + 1
+            self.records.append(
+                Record(
+                    topic=self._topic,
+                    partition=partition,
+                    offset=offset,
+                    timestamp_ms=message.timestamp()[1],
+                    key=message.key(),
+                    value=message.value(),
+                )
+            )
+        elif error.code() == KafkaError._PARTITION_EOF:
+            self._positions[partition] = max(self._positions[partition], offset)
+        elif not error.retriable() and error.code() not in {KafkaError._TRANSPORT, KafkaError._ALL_BROKERS_DOWN}:
+            raise KafkaException(error)
+
+
+class Deployment:
+    """One test's topics, group, folder and agents; `close` ends all of it."""
+
+    def __init__(self, bootstrap_servers: str, folder: Path, **settings: object) -> None:
+        name = f"t{secrets.token_hex(4)}"
+        self.folder = folder
+        self._chosen = {
+            **AGENT_SETTINGS,
+            "bootstrap_servers": bootstrap_servers,
+            "topic_prefix": f"{name}.",
+            "group_id": name,
+            "partitions": PARTITIONS,
+            **settings,
+        }
+        self.settings = Settings(**self._chosen)  # type: ignore[arg-type]  # pydantic validates
+        self.topics = TopicNames(self.settings.topic_prefix)
+        self.codec = AvroCodec()
+        self.agents: list[Agent] = []
+        self._readers: dict[str, TopicReader] = {}
+        self._producer: Producer | None = None
+        apply_topics(self.settings)
+
+    @property
+    def admin(self) -> AdminClient:
+        """A client for what tests do to topics."""
+        return AdminClient(self.settings.client_config())
+
+    # -- agents ------------------------------------------------------------------------------------------------
+
+    def start_agent(self, name: str = "a", *arguments: str, ready: bool = True, **settings: object) -> Agent:
+        """Start an agent in the folder of `name`, and wait until it is ready, unless told otherwise."""
+        chosen = {**self._chosen, "data_dir": self.folder / name, **settings}
+        environment = {key: value for key, value in os.environ.items() if not key.startswith("DUETASKS_")}
+        environment |= {f"DUETASKS_{key.upper()}": str(value) for key, value in chosen.items()}
+        agent = Agent(name, self.folder / name, environment, arguments)
+        self.agents.append(agent)
+        if ready:
+            self.await_ready()
+        return agent
+
+    def await_ready(self, within_s: float = READY_WITHIN_S) -> None:
+        """Wait until the running agents together own every partition, restored and fenced."""
+
+        def ready() -> bool:
+            active: Counter[int] = Counter()
+            for agent in self.running():
+                active.update(n for n, status in agent.partitions().items() if status["phase"] == "ACTIVE")
+            return active == Counter(range(self.settings.partitions))
+
+        self.until(ready, within_s=within_s, what="every partition is active on one agent")
+
+    def running(self) -> list[Agent]:
+        """The agents whose process lives."""
+        return [agent for agent in self.agents if agent.is_running]
+
+    # -- Kafka -------------------------------------------------------------------------------------------------
+
+    @property
+    def producer(self) -> Producer:
+        """An upstream as it should be: acknowledged by all replicas, Java's partitioner."""
+        if self._producer is None:
+            self._producer = self.new_producer()
+        return self._producer
+
+    def new_producer(self, **options: object) -> Producer:
+        """An upstream with options of its own."""
+        usual = {"acks": "all", "enable.idempotence": True, "partitioner": "murmur2_random", "linger.ms": 2}
+        return Producer({**self.settings.client_config(), **usual, **options})
+
+    def send(self, *events: Schedule | Cancel, producer: Producer | None = None) -> list[tuple[int, int]]:
+        """Send events in order; returns the partition and offset of each, once all are acknowledged."""
+        producer = producer or self.producer
+        places: dict[int, tuple[int, int]] = {}
+
+        def report(number: int) -> Callable[[KafkaError | None, Any], None]:
+            def note(error: KafkaError | None, message: Any) -> None:  # noqa: ANN401 - confluent's message
+                assert error is None, f"event {number} was not acknowledged: {error}"
+                places[number] = (message.partition(), message.offset())
+
+            return note
+
+        for number, event in enumerate(events):
+            value = self.codec.encode_event(event)
+            while True:
+                try:
+                    producer.produce(self.topics.events, value, event.task_id.encode(), on_delivery=report(number))
+                    break
+                except BufferError:
+                    producer.poll(0.1)
+        producer.flush(30)
+        assert len(places) == len(events), f"{len(events) - len(places)} events were not acknowledged"
+        return [places[number] for number in range(len(events))]
+
+    def reader(self, topic: str, *, isolation: str = "read_committed") -> TopicReader:
+        """The reader of a topic; the same one for each call."""
+        if topic not in self._readers:
+            servers = self.settings.bootstrap_servers
+            assert servers is not None
+            self._readers[topic] = TopicReader(servers, topic, self.settings.partitions, isolation=isolation)
+        return self._readers[topic]
+
+    def due(self) -> list[DueTask]:
+        """All due tasks so far, as a consumer sees them."""
+        return [self.codec.decode_due(record.value) for record in self._values(self.topics.due)]
+
+    def dead(self) -> list[DeadTask]:
+        """All that was set aside so far."""
+        return [self.codec.decode_dead(record.value) for record in self._values(self.topics.dead)]
+
+    def _values(self, topic: str) -> list[Any]:
+        return self.reader(topic).catch_up()
+
+    # -- waiting -----------------------------------------------------------------------------------------------
+
+    def until(self, condition: Callable[[], object], *, within_s: float, what: str) -> None:
+        """Wait until `condition` holds; fails with `what` and the agents' logs when the time is over."""
+        until_s = time.monotonic() + within_s
+        while not condition():
+            if time.monotonic() >= until_s:
+                raise AssertionError(f"not within {within_s:g} s: {what}\n{self.logs()}")
+            time.sleep(_POLL_S)
+
+    def await_due(self, task_ids: Iterable[str], within_s: float = 30.0) -> list[DueTask]:
+        """Wait until each of these was emitted at least once; returns all that was emitted."""
+        wanted = set(task_ids)
+
+        def missing() -> set[str]:
+            return wanted - {task.task_id for task in self.due()}
+
+        self.until(lambda: not missing(), within_s=within_s, what=f"{len(wanted)} due tasks are out")
+        return self.due()
+
+    def await_status(self, task_id: str, status: str, within_s: float = 30.0) -> None:
+        """Wait until some agent says that the task has this status."""
+
+        def has_it() -> bool:
+            told = [agent.status(task_id) for agent in self.running()]
+            return any(task is not None and task["status"] == status for task in told)
+
+        self.until(has_it, within_s=within_s, what=f"{task_id} is {status}")
+
+    def pass_instant(self, instant_ms: int, within_s: float = 60.0) -> list[DueTask]:
+        """Wait until every partition has demonstrably fired what was due at `instant_ms`; returns all due tasks.
+
+        Timers of a partition fire in the order of their instants, so a marker that is due later and has fired proves
+        that whatever was due earlier had its turn.
+        """
+        markers = [
+            schedule(marker, due_at_ms=instant_ms + 1)
+            for marker in (f"marker-{secrets.token_hex(4)}-{n}" for n in range(16 * self.settings.partitions))
+        ]
+        places = self.send(*markers)
+        assert {partition for partition, _ in places} == set(range(self.settings.partitions)), "a marker for each"
+        self.await_due([marker.task_id for marker in markers], within_s)
+        return [task for task in self.due() if not task.task_id.startswith("marker-")]
+
+    # -- the end -----------------------------------------------------------------------------------------------
+
+    def logs(self) -> str:
+        """The ends of all agents' logs."""
+        return "\n".join(agent.log_tail() for agent in self.agents)
+
+    def close(self) -> None:
+        """End agents and connections, whatever state they are in."""
+        for agent in self.running():
+            agent.kill()
+        for reader in self._readers.values():
+            reader.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def assert_fired_once(due: Iterable[DueTask], task_ids: Iterable[str]) -> None:
+    """Exactly these tasks came out, each once and none before its time."""
+    tasks = list(due)
+    counts = Counter(task.task_id for task in tasks)
+    wanted = set(task_ids)
+    doubled = {task_id: count for task_id, count in counts.items() if count > 1}
+    early = [task for task in tasks if task.fired_at_ms < task.due_at_ms]
+
+    assert not doubled, f"fired more than once: {doubled}"
+    assert not early, f"fired early: {[(task.task_id, task.due_at_ms, task.fired_at_ms) for task in early]}"
+    assert set(counts) == wanted, (
+        f"missing {sorted(wanted - set(counts))[:9]}, surplus {sorted(set(counts) - wanted)[:9]}"
+    )
+
+
+def _log_line(line: str) -> dict[str, Any]:
+    try:
+        found = json.loads(line)
+    except ValueError:
+        return {"raw": line}
+    return found if isinstance(found, dict) else {"raw": line}
