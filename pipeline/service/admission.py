@@ -17,8 +17,6 @@ __all__ = ["Admission", "event_size"]
 
 _MESSAGE_LENGTH_MAX: Final = 500
 _VERSION_END: Final = 1 << 63
-_NO_TASK: Final = frozenset({Reason.KEY_MISMATCH, Reason.TASK_ID_LENGTH, Reason.RESERVED_KEY, Reason.WRONG_PARTITION})
-"""Reasons that say that the key names no task of this partition: no row may be made for it."""
 
 
 def event_size(key_bytes: int, value_bytes: int, headers: Mapping[str, bytes]) -> int:
@@ -102,7 +100,7 @@ class Admission:
         )
 
     def _task_of(self, rejection: Rejection, key: bytes | None) -> TaskId | None:
-        if key is None or rejection.reason in _NO_TASK or not 0 < len(key) <= self._limits.task_id_bytes_max:
+        if key is None or rejection.reason is Reason.KEY_MISMATCH or not 0 < len(key) <= self._limits.task_id_bytes_max:
             return None
         try:
             task_id = TaskId(key.decode())
