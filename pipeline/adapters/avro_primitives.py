@@ -98,7 +98,7 @@ def read_long(value: bytes, at: int) -> tuple[int, int]:
         if high & 0x80:  # six bytes, as an instant of this age has
             z, at = _BITS[low] | _BITS[mid] << 14 | _BITS[high] << 28, at + 6
         else:
-            z, at = _BITS[low] | _BITS[mid] << 14 | (high & 0x7F) << 28, at + 6
+            z, at = _BITS[low] | _BITS[mid] << 14 | (high & 0x7F) << 28, at + 5
     elif not low & 0x8000:
         z, at = _BITS[low], at + 2
     elif not mid & 0x80:
