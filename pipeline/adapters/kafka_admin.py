@@ -121,10 +121,11 @@ class KafkaAdmin:
         ]
         for name, future in self._client.create_topics(new, request_timeout=self._remaining(until_s)).items():
             self._result(future, until_s, f"create {name}", fine=KafkaError.TOPIC_ALREADY_EXISTS)
-        self._await_topics([creation.topic for creation in creations], until_s)
+        # Existence is enough: one that somebody else created at the same time may have settings of its own.
+        self._await_shown({creation.topic: {} for creation in creations}, until_s)
 
     def alter(self, alterations: Sequence[Alteration]) -> None:
-        """Change settings of topics, each by itself: settings that are not named stay as they are."""
+        """Change settings of topics and wait until they show; settings that are not named stay as they are."""
         if not alterations:
             return
         until_s = self._deadline()
@@ -142,6 +143,9 @@ class KafkaAdmin:
         futures = self._client.incremental_alter_configs(resources, request_timeout=self._remaining(until_s))
         for resource, future in futures.items():
             self._result(future, until_s, f"alter {resource.name}")
+        self._await_shown(
+            {name: {entry.name: entry.value for entry in entries} for name, entries in by_topic.items()}, until_s
+        )
 
     def _describe_cluster(self, until_s: float) -> Any:  # noqa: ANN401  # confluent's description has no types
         future = self._client.describe_cluster(request_timeout=self._remaining(until_s))
@@ -173,12 +177,18 @@ class KafkaAdmin:
             for resource, future in futures.items()
         }
 
-    def _await_topics(self, names: Sequence[str], until_s: float) -> None:
-        """The controller answers before every broker knows: whoever comes next must not find the topic missing."""
-        while len(self._describe_topics(names, until_s)) < len(names):
+    def _await_shown(self, wanted: Mapping[str, Mapping[str, str]], until_s: float) -> None:
+        """The controller answers before every broker knows: whoever looks next must see what was done."""
+        resources = {name: ConfigResource(ResourceType.TOPIC, name) for name in wanted}
+        while True:
+            shown = self._describe_topics(list(wanted), until_s)
+            if len(shown) == len(wanted):
+                settings = self._describe_settings(list(resources.values()), until_s)
+                if all(wanted[name].items() <= settings[resources[name]].items() for name in wanted):
+                    return
             if time.monotonic() >= until_s:
                 raise UnavailableError(
-                    f"Kafka at {self._servers} created {', '.join(names)}, but did not show them within "
+                    f"Kafka at {self._servers} set up {', '.join(wanted)}, but did not show it within "
                     f"{self._timeout_s:g} s: try again."
                 )
             time.sleep(_SETTLE_PAUSE_S)
