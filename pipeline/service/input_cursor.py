@@ -37,6 +37,8 @@ class InputCursor:
         Raises `RetryableError` if the source does not continue where it should even after a seek: acquire again,
         which finds out whether records were lost or the topic is another.
         """
+        if records_max <= 0:
+            return InputSlice(records=(), end_position=self.position)
         self._pull(records_max)
         taken: list[InputRecord] = []
         size = 0

@@ -15,6 +15,7 @@ from pipeline.ports import EventSource, OffsetsMovedError, TableMeta, TopicIdent
 from pipeline.service.acquisition import Outside, Owned, encode_meta
 from pipeline.service.fence import Fence
 from pipeline.service.input_cursor import InputCursor, InputSlice
+from pipeline.service.overlay import RecentRows
 from pipeline.service.owner_settings import OwnerSettings
 from pipeline.service.owner_status import OwnerStatus, PassingVerdicts, Phase
 from pipeline.service.targets import Targets
@@ -63,6 +64,7 @@ class Tenure:
         events = owned.identity.topics[settings.events_topic]
         self._fence = Fence(outside.clock, partial(fence_target, events))
         self._fence_since_ms: int | None = None
+        self._recent = RecentRows()
         self._quarantine = Quarantine()
         self._turns = Turns(settings.batch_records_max, settings.fire_max)
         self._targets = Targets(settings, outside.end_offsets, owned.identity)
@@ -100,7 +102,8 @@ class Tenure:
             # A position that moved over records without effect travels with the next transaction.
             moved = inputs.end_position != self._cursor.position
             self._pass_over(work, inputs)
-            return moved or turn.partial
+            other_kind = self._turns.idle(turn)
+            return moved or other_kind
         items = len(inputs.records) + work.fired + work.purged + work.buried
         try:
             await self._commit(work, inputs)
@@ -145,6 +148,7 @@ class Tenure:
             settings=self._settings,
             codec=self._outside.codec,
             table=self._owned.table,
+            recent=self._recent,
             place=self._place,
             partition_count=self._owned.identity.topics[topic].partition_count,
             quarantine=self._quarantine,
@@ -209,6 +213,7 @@ class Tenure:
         await self._targets.committed({out.topic for out in work.emissions})
         meta = TableMeta(positions=positions, state_position=Offset(committed.last_state_offset + 1))
         self._owned.table.write(rows, encode_meta(meta, self._outside.codec))
+        self._recent.note(work.overlay.changed)
         self._owned.positions = positions
         self._written_ms = self._outside.clock.monotonic_ms()
         self._pass_over(work, inputs)

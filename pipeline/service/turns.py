@@ -25,6 +25,7 @@ class Turns:
         self._inputs = inputs_max
         self._timers = timers_max
         self._timers_next = False
+        self._idle = 0
 
     def next(self) -> Turn:
         """The next turn: both kinds if nothing is narrowed."""
@@ -37,6 +38,7 @@ class Turns:
 
     def narrow(self, turn: Turn, items: int) -> None:
         """The transaction of `turn`, of `items` records, was refused: try half of that."""
+        self._idle = 0
         half = max(1, items // 2)
         if turn.inputs_max:
             self._inputs = min(half, self._inputs)
@@ -45,7 +47,16 @@ class Turns:
 
     def widen(self, turn: Turn) -> None:
         """The transaction of `turn` went through: double what it was narrowed to."""
+        self._idle = 0
         if turn.inputs_max:
             self._inputs = min(2 * self._inputs, self._full[0])
         if turn.timers_max:
             self._timers = min(2 * self._timers, self._full[1])
+
+    def idle(self, turn: Turn) -> bool:
+        """The turn found nothing to do; True if the other kind should be looked at before anybody sleeps.
+
+        Two idle turns in a row are all there is: without this bound, a narrowed owner would spin and never wait.
+        """
+        self._idle = (self._idle + 1) % 2 if turn.partial else 0
+        return self._idle > 0

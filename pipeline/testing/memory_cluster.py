@@ -167,9 +167,9 @@ class MemoryCluster:
         return self._coordinated[transactional_id].epoch != epoch
 
     def open_run(self, transactional_id: str) -> TransactionRun | None:
-        """The undecided transaction of that id."""
+        """The transaction of that id that is neither committed nor aborted yet."""
         found = self._coordinated.get(transactional_id)
-        return None if found is None else found.run
+        return found.run if found is not None and found.run is not None and found.run.state is RunState.OPEN else None
 
     async def change(self, timeout_ms: int) -> None:
         """Return after the next append or marker, or when the time is over."""

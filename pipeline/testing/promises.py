@@ -85,7 +85,7 @@ def check_nothing_missed(emissions: Iterable[DueTask], acknowledged: Sequence[Ac
     for ack in acknowledged:
         if not isinstance(ack.event, Schedule) or ack.due_at_ms > now_ms:
             continue
-        if any(_is_same(ack, other) and other.generation < ack.generation for other in acknowledged):
+        if _is_repeated(ack, acknowledged):
             continue
         if not any(_overruling(ack, acknowledged)):
             assert (ack.event.task_id, ack.generation) in emitted, (
@@ -116,6 +116,8 @@ def _overruling(schedule: Acknowledged, acknowledged: Iterable[Acknowledged]) ->
         event = other.event
         if other is schedule or event.task_id != mine.task_id or _is_same(schedule, other):
             continue
+        if _is_repeated(other, acknowledged):
+            continue
         later = other.generation > schedule.generation
         if mine.version and event.version:
             newer = event.version > mine.version
@@ -124,6 +126,11 @@ def _overruling(schedule: Acknowledged, acknowledged: Iterable[Acknowledged]) ->
                 yield other
         elif later:
             yield other
+
+
+def _is_repeated(ack: Acknowledged, acknowledged: Iterable[Acknowledged]) -> bool:
+    """Whether it is the second sending of an event: it changes nothing."""
+    return any(_is_same(ack, other) and other.generation < ack.generation for other in acknowledged)
 
 
 def _is_same(one: Acknowledged, other: Acknowledged) -> bool:

@@ -16,13 +16,17 @@ class SimulatedCrashError(BaseException):
 class SimulatedProcess:
     """The life of one agent. Once dead, none of its twins does anything: clean-up code can't do what SIGKILL can't.
 
-    `steps` are the effects so far; `on_step` is called before each, and may raise, kill or freeze.
+    `steps` are the effects so far; `on_step` is called before each, and may raise, kill or freeze. `latency_ms` says
+    how long each effect that waits takes to reach the broker.
     """
 
-    def __init__(self, name: str, *, on_step: Callable[[str], None] | None = None) -> None:
+    def __init__(
+        self, name: str, *, on_step: Callable[[str], None] | None = None, latency_ms: Callable[[], int] | None = None
+    ) -> None:
         self.name = name
         self.steps: list[str] = []
         self.on_step = on_step
+        self.latency_ms = latency_ms
         self.alive = True
         self._crash_at: int | None = None
         self._thawed = asyncio.Event()
@@ -56,11 +60,11 @@ class SimulatedProcess:
         self.check()
 
     async def reach(self, name: str) -> None:
-        """Called before an effect that waits: others may run first, and a frozen process stands here."""
+        """Called before an effect that waits: others may run first; a process that is or gets frozen stands here."""
         self.check()
-        await asyncio.sleep(0)
-        await self.stand()
+        await asyncio.sleep(self.latency_ms() / 1_000 if self.latency_ms is not None else 0)
         self.step(name)
+        await self.stand()
 
     async def stand(self) -> None:
         """Stand still while frozen; raises `SimulatedCrashError` if the process is dead then."""

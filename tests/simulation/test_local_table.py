@@ -1,0 +1,172 @@
+"""The local table is only a copy: lost, old, spoiled or somebody else's, the result is the same."""
+
+from collections.abc import Callable
+
+import msgspec
+import pytest
+
+from pipeline.core.tasks import DurationMs
+from pipeline.service.acquisition import encode_meta
+from pipeline.testing.memory_timer_table import DiskTable
+from pipeline.testing.simulated_agent import simulated_settings
+from pipeline.testing.simulated_world import SimulatedWorld
+from pipeline.testing.virtual_time import run_virtual
+
+pytestmark = pytest.mark.simulation
+
+HOUR_MS = 3_600_000
+
+Damage = Callable[[SimulatedWorld, DiskTable], None]
+
+
+def _lost(world: SimulatedWorld, _old: DiskTable) -> None:
+    world.disk.lose(0)
+
+
+def _old_copy(world: SimulatedWorld, old: DiskTable) -> None:
+    world.disk.put_back(0, old)
+
+
+def _spoiled(world: SimulatedWorld, _old: DiskTable) -> None:
+    world.disk.spoil(0)
+
+
+def _unreadable_meta(world: SimulatedWorld, _old: DiskTable) -> None:
+    world.disk.tables[0].meta = b"rubbish"
+
+
+def _of_another(field: str, value: object) -> Damage:
+    def damage(world: SimulatedWorld, _old: DiskTable) -> None:
+        meta = world.meta()
+        assert meta is not None
+        positions = msgspec.structs.replace(meta.positions, **{field: value})
+        world.disk.tables[0].meta = encode_meta(msgspec.structs.replace(meta, positions=positions), world.codec)
+        world.disk.tables[0].rows.clear()
+
+    return damage
+
+
+def _ahead_of_the_log(world: SimulatedWorld, _old: DiskTable) -> None:
+    meta = world.meta()
+    assert meta is not None
+    world.disk.tables[0].meta = encode_meta(msgspec.structs.replace(meta, state_position=10_000), world.codec)
+
+
+@pytest.mark.parametrize("compacted", [False, True])
+@pytest.mark.parametrize(
+    ("damage", "put_aside"),
+    [
+        (_lost, False),
+        (_old_copy, False),
+        (_spoiled, True),
+        (_unreadable_meta, True),
+        (_of_another("cluster_id", "elsewhere"), True),
+        (_of_another("state_topic_id", "another"), True),
+        (_of_another("partition", 3), True),
+        (_of_another("min_reader", 99), True),
+        (_ahead_of_the_log, True),
+    ],
+)
+def test_damaged_table_is_put_aside_and_rebuilt(damage: Damage, put_aside: bool, compacted: bool) -> None:  # noqa: FBT001  # parameters of the test
+    """Emitted tasks are not emitted again, cancelled ones stay so, pending ones fire: `task-state` knows it all."""
+
+    async def main() -> None:
+        world = SimulatedWorld()
+        agent = await world.started()
+        world.schedule("emitted", due_in_ms=2_000)
+        world.schedule("cancelled", due_in_ms=20_000)
+        world.schedule("pending", due_in_ms=20_000)
+        await world.applied(agent)
+        old = world.disk.copy(0)
+        await world.until(lambda: world.emitted() == ["emitted"])
+        world.cancel("cancelled")
+        await world.applied(agent)
+        await agent.kill()
+        if compacted:
+            world.cluster.log("task-state", 0).compact()
+            world.cluster.log("task-events", 0).compact(before=world.position())
+        damage(world, old)
+
+        await world.started()
+        await world.clock.advance(60_000)
+
+        assert world.emitted() == ["emitted", "pending"]
+        assert bool(world.disk.aside) is put_aside
+        await world.heal_and_check()
+
+    run_virtual(main)
+
+
+def test_table_older_than_the_tombstones_is_put_aside() -> None:
+    """A purged row's tombstone is gone from `task-state`: an old table would bring the row back from the dead."""
+
+    async def main() -> None:
+        world = SimulatedWorld()
+        settings = simulated_settings(
+            retention_ms=DurationMs(60_000), offline_max_ms=DurationMs(HOUR_MS), heartbeat_interval_ms=600_000
+        )
+        agent = await world.started(settings=settings)
+        world.schedule("emitted", due_in_ms=1_000)
+        world.schedule("pending", due_in_ms=10 * HOUR_MS)
+        await world.until(lambda: world.emitted() == ["emitted"])
+        old = world.disk.copy(0)
+        await world.clock.advance(3 * HOUR_MS)
+        await agent.kill()
+        world.cluster.log("task-state", 0).compact(tombstones_before_ms=world.clock.now_ms())
+        world.disk.put_back(0, old)
+
+        await world.started(settings=settings)
+
+        assert list(world.disk.tables[0].rows) == ["pending"]
+        assert len(world.disk.aside) == 1
+
+    run_virtual(main)
+
+
+def test_crash_in_the_middle_of_a_restore_is_repaired_by_the_next_one() -> None:
+    """The half-restored table must not be taken for a whole one."""
+
+    async def main() -> None:
+        world = SimulatedWorld()
+        agent = await world.started()
+        for number in range(350):
+            world.schedule(f"task {number:03}", due_in_ms=60_000)
+        await world.applied(agent)
+        for number in range(0, 350, 2):
+            world.cancel(f"task {number:03}")
+        await world.applied(agent)
+        await agent.kill()
+        world.disk.lose(0)
+        for step in range(1, 16):
+            dying = world.agent()
+            dying.process.crash_before_step(step)
+            dying.start()
+            await world.until(lambda: not dying.process.alive)  # noqa: B023  # awaited within the loop
+            await dying.ended()
+
+        await world.started()
+        await world.clock.advance(120_000)
+
+        assert sorted(world.emitted()) == [f"task {number:03}" for number in range(1, 350, 2)]
+        await world.heal_and_check()
+
+    run_virtual(main)
+
+
+def test_purged_task_leaves_nothing_behind() -> None:
+    """After the retention, row, index entry and changelog record are gone, and so is the memory of the task."""
+
+    async def main() -> None:
+        world = SimulatedWorld()
+        await world.started(settings=simulated_settings(retention_ms=DurationMs(10_000)))
+        world.schedule("emitted", due_in_ms=1_000)
+        world.schedule("cancelled", due_in_ms=2_000)
+        world.cancel("cancelled")
+        await world.clock.advance(30_000)
+
+        assert world.emitted() == ["emitted"]
+        assert world.disk.tables[0].rows == {}
+        assert world.disk.tables[0].index == []
+        await world.heal_and_check()
+
+    run_virtual(main)
