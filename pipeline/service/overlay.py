@@ -1,19 +1,48 @@
-"""The timer table as it will be once the work in hand is committed."""
+"""The timer table as it will be once the work in hand is committed, and the rows that were just written."""
 
 from collections.abc import Iterable, Mapping
+from itertools import islice
+from typing import Final
 
-from pipeline.core.tasks import IndexEntry, TaskId, TaskState, index_entry
+from pipeline.core.tasks import IndexEntry, Status, TaskId, TaskState, index_entry
 from pipeline.ports import Codec, TableRow, TimerTable
 
-__all__ = ["Overlay"]
+__all__ = ["Overlay", "RecentRows"]
+
+RECENT_ROWS_MAX: Final = 8_000
+
+
+class RecentRows:
+    """The rows that a tenure wrote last, decoded: a task that is due soon is fired without reading it back.
+
+    At most eight thousand of a partition. Only what is committed and in the table may be put here.
+    """
+
+    def __init__(self) -> None:
+        self._rows: dict[TaskId, TaskState] = {}
+
+    def get(self, task_id: TaskId) -> TaskState | None:
+        """The row as the table has it, or None if it is not remembered."""
+        return self._rows.get(task_id)
+
+    def note(self, changed: Mapping[TaskId, TaskState | None]) -> None:
+        """These rows were written; what will be looked at again only to be forgotten is not kept."""
+        rows = self._rows
+        for task_id, state in changed.items():
+            rows.pop(task_id, None)
+            if state is not None and state.status is Status.SCHEDULED:
+                rows[task_id] = state
+        for task_id in list(islice(rows, max(0, len(rows) - RECENT_ROWS_MAX))):
+            del rows[task_id]
 
 
 class Overlay:
     """Changes over a table, kept in memory until their transaction has committed; dropping it undoes them all."""
 
-    def __init__(self, table: TimerTable, codec: Codec) -> None:
+    def __init__(self, table: TimerTable, codec: Codec, recent: RecentRows) -> None:
         self._table = table
         self._codec = codec
+        self._recent = recent
         self._before: dict[TaskId, TaskState | None] = {}
         self._changed: dict[TaskId, TaskState | None] = {}
 
@@ -24,10 +53,16 @@ class Overlay:
 
     def load(self, task_ids: Iterable[TaskId]) -> None:
         """Read those rows from the table that were not read yet, in one go."""
-        missing = [task_id for task_id in dict.fromkeys(task_ids) if task_id not in self._before]
+        before, recent = self._before, self._recent.get
+        missing = []
+        for task_id in dict.fromkeys(task_ids):
+            if task_id not in before:
+                before[task_id] = known = recent(task_id)
+                if known is None:
+                    missing.append(task_id)
         decode = self._codec.decode_state
         for task_id, value in zip(missing, self._table.get_many(missing), strict=True):
-            self._before[task_id] = None if value is None else decode(value)
+            before[task_id] = None if value is None else decode(value)
 
     def get(self, task_id: TaskId) -> TaskState | None:
         """The row as it stands with the changes; it must have been loaded."""

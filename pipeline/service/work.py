@@ -15,7 +15,7 @@ from pipeline.core.positions import InputPosition, generation_of
 from pipeline.core.tasks import IndexKind, InstantMs, Offset, TaskId, TaskState, Verdict
 from pipeline.ports import Codec, InputRecord, TimerTable
 from pipeline.service.fence import FENCE_KEY, FenceReading
-from pipeline.service.overlay import Overlay
+from pipeline.service.overlay import Overlay, RecentRows
 from pipeline.service.owner_settings import OwnerSettings
 from pipeline.service.targets import UNKNOWN_OFFSET
 
@@ -53,6 +53,7 @@ class Work:
         settings: OwnerSettings,
         codec: Codec,
         table: TimerTable,
+        recent: RecentRows,
         place: InputPosition,
         partition_count: int,
         quarantine: Quarantine,
@@ -65,7 +66,7 @@ class Work:
         self._partition_count = partition_count
         self._quarantine = quarantine
         self._now_ms = now_ms
-        self.overlay = Overlay(table, codec)
+        self.overlay = Overlay(table, codec, recent)
         self.emissions: list[Outgoing] = []
         self.refusals: list[Outgoing] = []
         self.passing: list[tuple[Offset, Verdict, str]] = []

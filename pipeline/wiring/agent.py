@@ -1,10 +1,11 @@
 """Puts an agent together and runs it until it is told to stop."""
 
+import gc
 import socket
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import Final, TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import faust
 import msgspec
@@ -41,6 +42,7 @@ __all__ = ["run_agent"]
 log = structlog.get_logger(__name__)
 
 LOCK_WAIT_MS: Final = 5_000
+GC_THRESHOLD: Final = 50_000
 RECORD_OVERHEAD_BYTES: Final = 4_096
 """What a record needs on its topic besides its value: key (1 KiB), headers of the batch, offsets."""
 
@@ -61,6 +63,10 @@ def run_agent(settings: Settings, *, accept_loss: bool = False) -> int:
         url = settings.advertised_url or f"http://{settings.http_host}:{port}"
         app = build_faust_app(settings, url=url, http_port=port)
         agent = _Agent(settings, app, slot, url, accept_loss=accept_loss)
+        # What is loaded by now stays: the collector need not look at it, nor run after every few hundred new objects.
+        gc.collect()
+        gc.freeze()
+        gc.set_threshold(GC_THRESHOLD, 20, 20)
         log.info("agent_starts", url=url, slot=slot.folder.name, bootstrap_servers=settings.bootstrap_servers)
         slot.announce(url)
         return agent.run()
