@@ -22,6 +22,7 @@ _GAUGES = {
     "restored": "Position of the restore in task-state",
     "restore_end": "End of the restore in task-state",
     "lateness_ms_max": "Greatest lateness of an emission since the owner started, milliseconds",
+    "clock_jumped_ms": "How far the clock jumped ahead, milliseconds; firing is paused while it is not 0",
     "fence_waiting_ms": "How long firing has been waiting for input to be applied, milliseconds: an open transaction?",
 }
 

@@ -39,6 +39,7 @@ class OwnerStatus(msgspec.Struct, kw_only=True):
     acquisitions: int = 0
     lateness_ms_max: int = 0
     fence_waiting_ms: int = 0
+    clock_jumped_ms: int = 0
 
 
 class PassingVerdicts:

@@ -21,6 +21,7 @@ from pipeline.errors import (
 )
 from pipeline.ports import EventSource
 from pipeline.service.acquisition import Acquisition, Outside, Owned
+from pipeline.service.clock_watch import ClockWatch
 from pipeline.service.owner_settings import OwnerSettings
 from pipeline.service.owner_status import OwnerStatus, PassingVerdicts, Phase
 from pipeline.service.tenure import FenceTarget, Tenure
@@ -58,6 +59,7 @@ class PartitionOwner:
         self._stop = asyncio.Event()
         self._owned: Owned | None = None
         self._passing = PassingVerdicts()
+        self._clock_watch = ClockWatch(outside.clock, settings.clock_jump_max_ms)
         self.status = OwnerStatus(partition=settings.partition)
         self._log = log.bind(partition=settings.partition)
 
@@ -137,6 +139,7 @@ class PartitionOwner:
                 fence_target=self._fence_target,
                 status=self.status,
                 passing=self._passing,
+                clock_watch=self._clock_watch,
                 stop=self._stop,
             )
             await tenure.serve()

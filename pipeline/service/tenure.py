@@ -13,6 +13,7 @@ from pipeline.core.tasks import Offset
 from pipeline.errors import PoisonedBatchError, RetryableError, UnavailableError
 from pipeline.ports import EventSource, OffsetsMovedError, TableMeta, TopicIdentity
 from pipeline.service.acquisition import Outside, Owned, encode_meta
+from pipeline.service.clock_watch import ClockWatch
 from pipeline.service.fence import Fence
 from pipeline.service.input_cursor import InputCursor, InputSlice
 from pipeline.service.overlay import RecentRows
@@ -49,6 +50,7 @@ class Tenure:
         fence_target: FenceTarget,
         status: OwnerStatus,
         passing: PassingVerdicts,
+        clock_watch: ClockWatch,
         stop: asyncio.Event,
     ) -> None:
         self._settings = settings
@@ -58,6 +60,7 @@ class Tenure:
         self._admit = admit
         self._status = status
         self._passing = passing
+        self._clock_watch = clock_watch
         self._stop = stop
         self._place = owned.positions.inputs[settings.events_topic]
         self._cursor = InputCursor(source, self._place.position)
@@ -157,7 +160,7 @@ class Tenure:
 
     async def _fire(self, work: Work, position: Offset, room: int) -> None:
         """Fire what is due, if anything is, behind the fence."""
-        if self._fence.pending is None and not self._is_due(work):
+        if self._fence.pending is None and (not self._is_due(work) or self._clock_is_doubtful()):
             return
         reading = await self._fence.passed(position)
         if reading is None:
@@ -173,6 +176,16 @@ class Tenure:
         if next_at_ms is not None and next_at_ms <= now_ms:
             return True
         return any(state is not None and state.wake_at_ms <= now_ms for state in work.overlay.changed.values())
+
+    def _clock_is_doubtful(self) -> bool:
+        """Whether firing is paused because the clock jumped ahead."""
+        jumped_ms = self._clock_watch.jumped_ms()
+        if jumped_ms and not self._status.clock_jumped_ms:
+            self._log.error(
+                "clock_jumped", ahead_ms=jumped_ms, now="firing is paused: set the clock back, or start the agent again"
+            )
+        self._status.clock_jumped_ms = jumped_ms
+        return jumped_ms > 0
 
     def _note_fence_wait(self, position: Offset) -> None:
         """Say it when firing waits long: most often an upstream transaction stays open. Late, never wrong."""
@@ -294,6 +307,6 @@ class Tenure:
         heartbeat = self._written_ms + self._settings.heartbeat_interval_ms - self._outside.clock.monotonic_ms()
         wait_ms = min(IDLE_WAIT_MS_MAX, max(0, heartbeat))
         next_at_ms = self._owned.table.next_at_ms()
-        if next_at_ms is not None:
+        if next_at_ms is not None and not self._status.clock_jumped_ms:
             wait_ms = min(wait_ms, max(0, next_at_ms - self._outside.clock.now_ms()))
         return wait_ms
