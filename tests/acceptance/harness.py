@@ -16,6 +16,7 @@ import sys
 import time
 from collections import Counter
 from typing import TYPE_CHECKING, Any, Final, Self
+from urllib.parse import quote
 
 import httpx
 import msgspec
@@ -66,10 +67,9 @@ def now_ms() -> InstantMs:
     return InstantMs(time.time_ns() // 1_000_000)
 
 
-def schedule(task_id: str, *, in_ms: int = 0, due_at_ms: int | None = None, **fields: Any) -> Schedule:  # noqa: ANN401 - handed on
-    """An event that schedules a task `in_ms` from now, or at an instant."""
-    at = InstantMs(due_at_ms) if due_at_ms is not None else InstantMs(now_ms() + in_ms)
-    return Schedule(task_id=TaskId(task_id), due_at_ms=at, **fields)
+def schedule(task_id: str, due_at_ms: int, **fields: Any) -> Schedule:  # noqa: ANN401 - handed on
+    """An event that schedules a task at an instant."""
+    return Schedule(task_id=TaskId(task_id), due_at_ms=InstantMs(due_at_ms), **fields)
 
 
 def cancel(task_id: str, **fields: Any) -> Cancel:  # noqa: ANN401 - handed on
@@ -85,6 +85,7 @@ class Agent:
         self.data_dir = data_dir
         data_dir.mkdir(parents=True, exist_ok=True)
         self.log_file = data_dir / f"agent-{secrets.token_hex(3)}.log"
+        self.is_frozen = False
         self._url: str | None = None
         self._http = httpx.Client(timeout=HTTP_TIMEOUT_S)
         with self.log_file.open("wb") as log:
@@ -123,10 +124,12 @@ class Agent:
 
     def freeze(self) -> None:
         """SIGSTOP: it lives, holds its connections, and does nothing."""
+        self.is_frozen = True
         self.process.send_signal(signal.SIGSTOP)
 
     def thaw(self) -> None:
         """SIGCONT: it goes on as if no time had passed."""
+        self.is_frozen = False
         self.process.send_signal(signal.SIGCONT)
 
     # -- what it says ------------------------------------------------------------------------------------------
@@ -152,13 +155,27 @@ class Agent:
 
     def partitions(self) -> dict[int, dict[str, Any]]:
         """The partitions that it owns, each as `/readyz` shows it; empty while it does not answer."""
-        answer = self.get("/readyz")
+        answer = None if self.is_frozen else self.get("/readyz")
         return {} if answer is None else {status["partition"]: status for status in answer.json()["partitions"]}
 
-    def status(self, task_id: str) -> dict[str, Any] | None:
-        """A task as the agent tells it; None if there is none, or if it can't tell now."""
-        answer = self.get(f"/v1/tasks/{task_id}")
-        return answer.json() if answer is not None and answer.is_success else None
+    def status(self, task_id: str) -> dict[str, Any]:
+        """A task as the agent tells it; empty if there is none, or if it can't tell now."""
+        answer = self.get(f"/v1/tasks/{quote(task_id)}")
+        return answer.json() if answer is not None and answer.is_success else {}
+
+    def tasks(self) -> dict[str, dict[str, Any]]:
+        """All tasks of all partitions by their ids, as the agent lists them; raises if it can't tell now."""
+        found: dict[str, dict[str, Any]] = {}
+        query: dict[str, str] = {"limit": "1000"}
+        while True:
+            answer = self.get("/v1/tasks", **query)
+            assert answer is not None, f"agent {self.name} does not answer\n{self.log_tail()}"
+            assert answer.is_success, f"{answer.text}\n{self.log_tail()}"
+            page = answer.json()
+            found |= {task["task_id"]: task for task in page["tasks"]}
+            if page["next_page_token"] is None:
+                return found
+            query["page_token"] = page["next_page_token"]
 
     def log(self) -> list[dict[str, Any]]:
         """Its log so far, a mapping for each event; lines that are not JSON under `raw`."""
@@ -368,10 +385,14 @@ class Deployment:
         """Wait until some agent says that the task has this status."""
 
         def has_it() -> bool:
-            told = [agent.status(task_id) for agent in self.running()]
-            return any(task is not None and task["status"] == status for task in told)
+            return any(agent.status(task_id).get("status") == status for agent in self.running())
 
         self.until(has_it, within_s=within_s, what=f"{task_id} is {status}")
+
+    def await_clock(self, instant_ms: int) -> None:
+        """Wait until the clock has passed an instant."""
+        left_s = max(0, instant_ms - now_ms()) / 1000
+        self.until(lambda: now_ms() > instant_ms, within_s=left_s + 5, what="the clock goes on")
 
     def pass_instant(self, instant_ms: int, within_s: float = 60.0) -> list[DueTask]:
         """Wait until every partition has demonstrably fired what was due at `instant_ms`; returns all due tasks.
@@ -380,12 +401,16 @@ class Deployment:
         that whatever was due earlier had its turn.
         """
         markers = [
-            schedule(marker, due_at_ms=instant_ms + 1)
+            schedule(marker, instant_ms + 1)
             for marker in (f"marker-{secrets.token_hex(4)}-{n}" for n in range(16 * self.settings.partitions))
         ]
         places = self.send(*markers)
         assert {partition for partition, _ in places} == set(range(self.settings.partitions)), "a marker for each"
         self.await_due([marker.task_id for marker in markers], within_s)
+        return self.fired()
+
+    def fired(self) -> list[DueTask]:
+        """All due tasks so far, without the markers of `pass_instant`."""
         return [task for task in self.due() if not task.task_id.startswith("marker-")]
 
     # -- the end -----------------------------------------------------------------------------------------------
