@@ -15,6 +15,7 @@ from pipeline.core.tasks import NO_HEADERS, DurationMs, InstantMs, Offset, TaskI
 __all__ = [
     "DAY_MS",
     "OWN_TOPICS",
+    "REASON_REMEDIES",
     "RESERVED_HEADER_PREFIX",
     "Cancel",
     "Event",
@@ -60,6 +61,59 @@ class Reason(StrEnum):
     INTERNAL_ERROR = "INTERNAL_ERROR"
     UNDELIVERABLE = "UNDELIVERABLE"
     HANDLER_FAILED = "HANDLER_FAILED"
+
+
+REASON_REMEDIES: Final[Mapping[Reason, tuple[str, str]]] = {
+    Reason.MALFORMED: (
+        "The value is neither Avro nor JSON as they are read here.",
+        "Send a `TaskEvent` as `schemas/` has it, or JSON.",
+    ),
+    Reason.UNKNOWN_SCHEMA: (
+        "The value's schema fingerprint is none of ours, or it is in a registry's framing.",
+        "Write with our schema, single-object encoding.",
+    ),
+    Reason.NULL_VALUE: ("The record has no value.", "To cancel a task, send an event of type CANCEL."),
+    Reason.NULL_KEY: ("The record has no key.", "Use the task's id as the key."),
+    Reason.INVALID_KEY: ("The key is not UTF-8.", "Use the task's id in UTF-8 as the key."),
+    Reason.RESERVED_KEY: ("The id starts with a zero byte.", "Choose another id."),
+    Reason.KEY_MISMATCH: ("Key and `task_id` differ, so two tasks could be meant.", "Send the task's id as both."),
+    Reason.TASK_ID_LENGTH: ("The id is empty or too long.", "Keep it within `DUETASKS_TASK_ID_BYTES_MAX`."),
+    Reason.EVENT_ID_LENGTH: ("The `event_id` is too long.", "Keep it within 256 characters."),
+    Reason.UNKNOWN_FIELD: ("A JSON field that there is not: most likely a typo.", "Correct its name."),
+    Reason.DUPLICATE_FIELD: ("A JSON field is given twice, or in two spellings.", "Give it once."),
+    Reason.INVALID_FIELD: ("A field has a wrong type or value.", "The message names the field and what it must be."),
+    Reason.MISSING_TIME: ("Neither `due_at_ms` nor `delay_ms` is given.", "Give one."),
+    Reason.TWO_TIMES: ("Both `due_at_ms` and `delay_ms` are given.", "Give one."),
+    Reason.IMPLAUSIBLE_TIME: (
+        "The due time lies long before the event itself, or the delay is negative.",
+        "Give milliseconds since 1970; seconds are often meant.",
+    ),
+    Reason.BEYOND_HORIZON: (
+        "The due time lies beyond the horizon.",
+        "Give milliseconds, or raise `DUETASKS_HORIZON_MS`.",
+    ),
+    Reason.INVALID_VERSION: ("The version is no whole number from 1.", "Leave it out, or count up."),
+    Reason.TOO_LARGE: ("Key and value together are too large.", "Send a reference instead of the content."),
+    Reason.UNKNOWN_TARGET: (
+        "The target topic is not on the allow-list.",
+        "Add it to `DUETASKS_TARGET_TOPICS`, or leave it out.",
+    ),
+    Reason.RESERVED_HEADER: ("A header's name starts with `duetasks-`.", "Rename it."),
+    Reason.WRONG_PARTITION: (
+        "The record stands in a partition where its task does not belong.",
+        "Partition with murmur2 (`murmur2_random` in librdkafka).",
+    ),
+    Reason.INTERNAL_ERROR: ("Our code raised twice on this record.", "Report it with the record: it is a bug."),
+    Reason.UNDELIVERABLE: (
+        "A due task, or a record set aside, that the broker does not take.",
+        "The message says why: size, or a target topic that does not exist.",
+    ),
+    Reason.HANDLER_FAILED: (
+        "A consumer's handler kept failing.",
+        "Mend the handler, then `duetasks replay` the task or schedule it again.",
+    ),
+}
+"""For each reason what happened and what to do, for the reference."""
 
 
 class Schedule(msgspec.Struct, frozen=True, kw_only=True, gc=False):
