@@ -13,12 +13,16 @@ DuetasksError
 │   ├── UnsentError          the event was not sent: send it again
 │   └── PoisonedBatchError   a record in the batch is refused by the broker: try a smaller batch
 ├── UnknownOutcomeError      it may or may not have happened: send the same event again, same event_id
+│   └── UndeliveredError     the same for several events at once: `failures` has each with its own error
 ├── FencedError              somebody else owns this: drop everything in memory, never write from it
 └── CorruptStateError        the local table can't be trusted: put it aside, restore from task-state
 """
 
 from collections.abc import Sequence
-from typing import Final
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from pipeline.core.events import Event
 
 __all__ = [
     "EXIT_DONE",
@@ -38,6 +42,7 @@ __all__ = [
     "RetryableError",
     "TopicMismatchError",
     "UnavailableError",
+    "UndeliveredError",
     "UnknownOutcomeError",
     "UnsentError",
     "UsageError",
@@ -109,7 +114,13 @@ class RetryableError(DuetasksError):
 
 
 class UnsentError(RetryableError):
-    """The event was certainly not sent; send it again."""
+    """The event was certainly not sent; send it again. `event` is the one, as `send_event` takes it."""
+
+    exit_code = EXIT_UNAVAILABLE
+
+    def __init__(self, message: str, *, event: "Event | None" = None) -> None:
+        super().__init__(message)
+        self.event = event
 
 
 class PoisonedBatchError(RetryableError):
@@ -117,9 +128,24 @@ class PoisonedBatchError(RetryableError):
 
 
 class UnknownOutcomeError(DuetasksError):
-    """The deadline passed with the outcome unknown; repeat with the same `event_id`, which makes it harmless."""
+    """The deadline passed with the outcome unknown; repeat with the same `event_id`, which makes it harmless.
+
+    `event`, where one was being sent, has that id: `send_event` takes it as it is.
+    """
 
     exit_code = EXIT_UNAVAILABLE
+
+    def __init__(self, message: str, *, event: "Event | None" = None) -> None:
+        super().__init__(message)
+        self.event = event
+
+
+class UndeliveredError(UnknownOutcomeError):
+    """Events that nobody was told about were not delivered: `failures` has each event with its own error."""
+
+    def __init__(self, message: str, *, failures: "Sequence[tuple[Event, DuetasksError]]") -> None:
+        super().__init__(message, event=failures[0][0] if failures else None)
+        self.failures = tuple(failures)
 
 
 class FencedError(DuetasksError):
