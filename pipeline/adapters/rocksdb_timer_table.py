@@ -142,32 +142,35 @@ class RocksdbTimerTable:
         """
         with self._translated() as database:
             batch = WriteBatch(raw_mode=True)
-            timers, index, meta_family = self._handles
-            put, delete = batch.put, batch.delete
-            for row in rows:
-                if row.value is None:
-                    delete(row.task_id.encode(), timers)
-                else:
-                    put(row.task_id.encode(), row.value, timers)
-                drop, add = row.drop, row.add
-                if drop == add:
-                    continue
-                if drop is not None:
-                    key = _index_key(drop)
-                    delete(key, index)
-                    if key == self._cursor:
-                        self._cursor_is_first = False
-                if add is not None:
-                    key = _index_key(add)
-                    put(key, b"", index)
-                    if key <= self._cursor:
-                        self._cursor, self._cursor_is_first = key, True
-            put(_META_KEY, meta, meta_family)
             try:
+                self._fill(batch, rows)
+                batch.put(_META_KEY, meta, self._handles[2])
                 database.write(batch)
             except BaseException:
                 self._cursor, self._cursor_is_first = _START, False
                 raise
+
+    def _fill(self, batch: WriteBatch, rows: Sequence[TableRow]) -> None:
+        timers, index, _ = self._handles
+        put, delete = batch.put, batch.delete
+        for row in rows:
+            if row.value is None:
+                delete(row.task_id.encode(), timers)
+            else:
+                put(row.task_id.encode(), row.value, timers)
+            drop, add = row.drop, row.add
+            if drop == add:
+                continue
+            if drop is not None:
+                key = _index_key(drop)
+                delete(key, index)
+                if key == self._cursor:
+                    self._cursor_is_first = False
+            if add is not None:
+                key = _index_key(add)
+                put(key, b"", index)
+                if key <= self._cursor:
+                    self._cursor, self._cursor_is_first = key, True
 
     def close(self) -> None:
         """Release the files and their lock; further calls raise. Closing twice does no harm."""

@@ -29,6 +29,7 @@ class MemoryEndOffsets:
         """The high watermark; raises `UnavailableError` as often as `unavailable` says."""
         await self._process.reach("end_offset")
         end = self._log(topic, partition).end_offset
+        await self._process.answered()
         return end if self.answer is None else self.answer(topic, end)
 
     async def start_offset(self, topic: str, partition: int) -> Offset:

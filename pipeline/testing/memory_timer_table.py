@@ -104,7 +104,7 @@ class MemoryTimerTable:
         """Apply all of it, or nothing if the process dies before."""
         table = self._open()
         self._process.step("table.write")
-        for row in rows:
+        for row in [*rows]:  # taken whole first: what fails to come leaves the table untouched
             if row.value is None:
                 table.rows.pop(row.task_id, None)
             else:

@@ -66,6 +66,12 @@ class SimulatedProcess:
         self.step(name)
         await self.stand()
 
+    async def answered(self) -> None:
+        """Called after a question was answered: the answer travels too, and may find the process frozen or dead."""
+        if self.latency_ms is not None:
+            await asyncio.sleep(self.latency_ms() / 1_000)
+        await self.stand()
+
     async def stand(self) -> None:
         """Stand still while frozen; raises `SimulatedCrashError` if the process is dead then."""
         await self._thawed.wait()
