@@ -10,7 +10,7 @@ from typing import Any
 import faust
 from yarl import URL
 
-from pipeline.adapters.batch_transport import FeedRegistry, FetchedBatch
+from pipeline.adapters.batch_transport import FETCH_BYTES_MAX, FeedRegistry, FetchedBatch
 from pipeline.config import Settings
 from pipeline.service.owner_pool import OwnerPool
 
@@ -39,7 +39,7 @@ def build_faust_app(settings: Settings, *, url: str, http_port: int) -> AgentApp
         reply_create_topic=False,
         processing_guarantee="at_least_once",  # correctness is the owners' transactions
         consumer_auto_offset_reset="earliest",
-        consumer_max_fetch_size=4 * 1_048_576,
+        consumer_max_fetch_size=FETCH_BYTES_MAX,
         consumer_group_instance_id=settings.group_instance_id,
         broker_session_timeout=settings.session_timeout_ms / 1000,
         broker_heartbeat_interval=max(0.3, settings.session_timeout_ms / 3_500),
@@ -52,6 +52,7 @@ def build_faust_app(settings: Settings, *, url: str, http_port: int) -> AgentApp
         stream_recovery_delay=0.0,
         table_standby_replicas=1,  # with 0 and no tables Faust drops its assignor, which knows every agent's address
         web_enabled=True,
+        web_bind=settings.http_host,  # what it listens on: without it Faust takes every interface
         web_host=settings.http_host,
         web_port=http_port,
         canonical_url=url,

@@ -4,8 +4,10 @@ Any agent answers for any task: it asks the owner, at most one hop away. There i
 loopback unless told otherwise.
 """
 
+import asyncio
 from collections.abc import Callable, Mapping
 from typing import Any, Final
+from urllib.parse import unquote
 
 import httpx
 import msgspec
@@ -18,12 +20,15 @@ from pipeline.errors import DuetasksError, UnavailableError
 from pipeline.service.owner_pool import OwnerPool
 from pipeline.service.owner_status import Phase
 from pipeline.service.partition_owner import PartitionOwner
-from pipeline.service.task_list import ListQuery, PageToken, list_page
+from pipeline.service.task_list import LOOKED_AT_MAX, ListQuery, PageToken, list_slice
 
 __all__ = ["HttpApi", "task_view"]
 
 HOP_HEADER: Final = "duetasks-hop"
 HOP_TIMEOUT_S: Final = 5.0
+HOP_COST: Final = 500
+"""Rows that a question to another agent counts for, so that one page asks a bounded number of times."""
+TASKS_PATH: Final = "/v1/tasks"
 
 Json = dict[str, Any]
 
@@ -78,13 +83,14 @@ class HttpApi:
         self._peers = peers
         self._own_url = own_url.rstrip("/")
         self._metrics = metrics
-        self._client = httpx.AsyncClient(timeout=HOP_TIMEOUT_S)
+        # Agents ask each other directly: a proxy meant for the world outside would not find them.
+        self._client = httpx.AsyncClient(timeout=HOP_TIMEOUT_S, trust_env=False)
 
     def register(self, app: Any) -> None:  # noqa: ANN401  # Faust's app
         """Add the pages to the app's web server."""
         pages = {
-            "/v1/tasks/{id:.+}": self._task,
-            "/v1/tasks": self._tasks,
+            TASKS_PATH + r"/{id:[\s\S]+}": self._task,  # an id may hold a newline too
+            TASKS_PATH: self._tasks,
             "/v1/verdicts": self._verdict,
             "/healthz": self._health,
             "/readyz": self._ready,
@@ -93,15 +99,20 @@ class HttpApi:
         for path, page in pages.items():
             app.page(path, name=path)(_faust_view(page))
 
+    # -- one task ----------------------------------------------------------------------------------------------
+
     async def _task(self, view: web.View, request: web.Request) -> web.Response:
-        task_id = TaskId(request.match_info["id"])
-        partition = partition_for_key(task_id.encode("utf-8", "surrogatepass"), self._partition_count)
+        try:
+            task_id = _task_id(request)
+        except UnicodeDecodeError:
+            return view.json({"error": "the id in the path is not UTF-8, percent-encoded"}, status=400)
+        partition = partition_for_key(task_id.encode(), self._partition_count)
         owner = self._pool.owners.get(partition)
         if owner is None:
             return await self._ask_owner(view, request, partition)
         state = owner.get(task_id)
         if state is None:
-            return view.json({"error": f"no task {task_id!r}: never seen, or forgotten"}, status=404)
+            return view.json({"error": f"There is no task {task_id!r}: never seen, or forgotten."}, status=404)
         return view.json(task_view(state, partition, self._due_topic))
 
     async def _verdict(self, view: web.View, request: web.Request) -> web.Response:
@@ -130,22 +141,40 @@ class HttpApi:
             answer["emission"] = task_view(state, partition, self._due_topic)["emission"]
         return answer
 
+    # -- lists -------------------------------------------------------------------------------------------------
+
     async def _tasks(self, view: web.View, request: web.Request) -> web.Response:
         try:
             query = _list_query(request.query)
         except (ValueError, KeyError) as error:
             return view.json({"error": f"the query is wrong: {error}"}, status=400)
-        token = query.token
-        while token.partition < self._partition_count:
+        tasks, token = await self._page(query, request)
+        more = token.encode() if token.partition < self._partition_count else None
+        return view.json({"tasks": tasks, "next_page_token": more})
+
+    async def _page(self, query: ListQuery, request: web.Request) -> tuple[list[Json], PageToken]:
+        """A page over all partitions, and where the next one begins; short if the rows to look at are used up."""
+        tasks: list[Json] = []
+        token, looked_at = query.token, 0
+        while token.partition < self._partition_count and len(tasks) < query.limit and looked_at < LOOKED_AT_MAX:
             owner = self._pool.owners.get(token.partition)
-            if owner is None:
-                return await self._ask_owner(view, request, token.partition, {"page_token": token.encode()})
-            found, token = list_page(owner, query, token)
-            if found or token.partition >= self._partition_count:
-                tasks = [task_view(state, partition, self._due_topic) for partition, state in found]
-                more = token.encode() if token.partition < self._partition_count else None
-                return view.json({"tasks": tasks, "next_page_token": more})
-        return view.json({"tasks": [], "next_page_token": None})
+            if owner is not None:
+                part = list_slice(owner, query, token, query.limit - len(tasks))
+                tasks += [task_view(state, token.partition, self._due_topic) for state in part.found]
+                token, looked_at = part.next, looked_at + part.looked_at
+                await asyncio.sleep(0)  # the owners of this agent have timers to fire
+                continue
+            if HOP_HEADER in request.headers and token != query.token:
+                break  # the rest is not ours: the agent that asked goes on from here
+            more = {"page_token": token.encode(), "limit": str(query.limit - len(tasks))}
+            answer = (await self._asked(request, token.partition, more)).json()
+            tasks += answer["tasks"]
+            following = answer["next_page_token"]
+            token = PageToken.decode(following) if following else PageToken(self._partition_count)
+            looked_at += HOP_COST
+        return tasks, token
+
+    # -- health ------------------------------------------------------------------------------------------------
 
     async def _health(self, view: web.View, _request: web.Request) -> web.Response:
         return view.json({"status": "ok"})
@@ -159,22 +188,29 @@ class HttpApi:
     async def _metrics_page(self, view: web.View, _request: web.Request) -> web.Response:
         return view.bytes(self._metrics(), content_type="text/plain")
 
-    async def _ask_owner(
-        self, view: web.View, request: web.Request, partition: int, more: Mapping[str, str] | None = None
-    ) -> web.Response:
-        """Pass the question on to the agent that owns the partition, one hop at most."""
+    # -- other agents ------------------------------------------------------------------------------------------
+
+    async def _ask_owner(self, view: web.View, request: web.Request, partition: int) -> web.Response:
+        """Pass the question on to the agent that owns the partition, and its answer back as it is."""
+        answer = await self._asked(request, partition, {})
+        return view.bytes(answer.content, content_type="application/json", status=answer.status_code)
+
+    async def _asked(self, request: web.Request, partition: int, more: Mapping[str, str]) -> httpx.Response:
+        """The owner's answer, one hop at most; raises `UnavailableError` if there is none, or it is not ready."""
         url = self._peers().get(partition)
         if url is None or url.rstrip("/") == self._own_url or HOP_HEADER in request.headers:
             raise UnavailableError(f"partition {partition} has no owner now: try again")
         try:
             answer = await self._client.get(
-                url.rstrip("/") + request.path,
-                params={**request.query, **(more or {})},
+                url.rstrip("/") + request.rel_url.raw_path,  # as it was sent: ids may hold "/", "%" and "?"
+                params={**request.query, **more},
                 headers={HOP_HEADER: "1"},
             )
-        except httpx.HTTPError as error:
+        except (httpx.HTTPError, httpx.InvalidURL) as error:
             raise UnavailableError(f"the owner of partition {partition} at {url} does not answer: {error!r}") from error
-        return view.bytes(answer.content, content_type="application/json", status=answer.status_code)
+        if answer.is_server_error:
+            raise UnavailableError(f"the owner of partition {partition} at {url} is not ready: {_fault_of(answer)}")
+        return answer
 
 
 def _faust_view(page: Callable[..., Any]) -> Callable[..., Any]:
@@ -187,6 +223,19 @@ def _faust_view(page: Callable[..., Any]) -> Callable[..., Any]:
             return view.json({"error": str(error)}, status=409)
 
     return handler
+
+
+def _task_id(request: web.Request) -> TaskId:
+    """The id in the path, from the path as it was sent: a router that decodes could not tell `%2F` from `%252F`."""
+    raw: str = request.rel_url.raw_path
+    return TaskId(unquote(raw.removeprefix(TASKS_PATH + "/"), errors="strict"))
+
+
+def _fault_of(answer: httpx.Response) -> str:
+    try:
+        return str(answer.json()["error"])
+    except (ValueError, KeyError, TypeError):
+        return f"status {answer.status_code}"
 
 
 def _list_query(query: Mapping[str, str]) -> ListQuery:

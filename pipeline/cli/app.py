@@ -22,11 +22,13 @@ __all__ = ["COMMANDS", "build_app", "run"]
 # The order of the help text.
 COMMANDS: Final = (
     "up_command",
+    "status_command",
     "agent_command",
     "consume_command",
     "broker_command",
     "topics_command",
     "config_command",
+    "bench_command",
 )
 
 _EXIT_BUG: Final = 1

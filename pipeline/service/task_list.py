@@ -1,21 +1,36 @@
 """Pages of tasks: partition by partition, in id order, bounded in rows looked at."""
 
 import base64
-from typing import Final, Self
+from collections.abc import Sequence
+from typing import Final, Protocol, Self
 
 import msgspec
 
 from pipeline.core.tasks import Status, TaskId, TaskState
-from pipeline.service.partition_owner import PartitionOwner
 
-__all__ = ["LIMIT_MAX", "ListQuery", "PageToken", "list_page"]
+__all__ = ["LIMIT_MAX", "LOOKED_AT_MAX", "ListQuery", "PageToken", "Readable", "Slice", "list_slice"]
 
 LIMIT_MAX: Final = 1_000
 LOOKED_AT_MAX: Final = 5_000
-"""Rows that one page looks at, so that a rare filter cannot hold the agent up; the page may then be short."""
+"""Rows that one page looks at, so that a rare filter cannot hold the agent up; the page may then be short or empty."""
+SLICE_ROWS: Final = 500
+"""Rows that are looked at in one go, a few milliseconds: timers of the same process wait for no longer than that."""
+PARTITION_MAX: Final = 1_000_000
 
 
-class PageToken(msgspec.Struct, frozen=True, array_like=True):
+class Readable(Protocol):
+    """What a listing needs of an owner."""
+
+    def get(self, task_id: TaskId) -> TaskState | None:
+        """The committed state of a task; raises `UnavailableError` while the partition is not active."""
+        ...
+
+    def scan(self, after: TaskId | None, limit: int) -> list[TaskState]:
+        """Committed states in id order after `after`; raises `UnavailableError` while not active."""
+        ...
+
+
+class PageToken(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     """Where the next page begins: partition, and the last id seen in it."""
 
     partition: int = 0
@@ -29,9 +44,12 @@ class PageToken(msgspec.Struct, frozen=True, array_like=True):
     def decode(cls, text: str) -> Self:
         """From what a caller brought back; raises `ValueError`."""
         try:
-            return msgspec.json.decode(base64.urlsafe_b64decode(text), type=cls)
+            token = msgspec.json.decode(base64.urlsafe_b64decode(text), type=cls)
         except (ValueError, msgspec.DecodeError) as error:
             raise ValueError(f"page_token {text!r} is not one that was given out") from error
+        if not 0 <= token.partition < PARTITION_MAX:
+            raise ValueError(f"page_token {text!r} is not one that was given out")
+        return token
 
 
 class ListQuery(msgspec.Struct, frozen=True, kw_only=True):
@@ -56,27 +74,42 @@ class ListQuery(msgspec.Struct, frozen=True, kw_only=True):
         )
 
 
-def list_page(
-    owner: PartitionOwner, query: ListQuery, token: PageToken
-) -> tuple[list[tuple[int, TaskState]], PageToken]:
-    """Up to `query.limit` tasks of the owner's partition after the token, and the token of what follows."""
-    found: list[tuple[int, TaskState]] = []
-    after = None if token.after is None else TaskId(token.after)
-    if after is None and query.prefix:
-        after = TaskId(query.prefix[:-1])  # ids that sort before the prefix are not looked at
-    looked_at = 0
-    while looked_at < LOOKED_AT_MAX:
-        states = owner.scan(after, query.limit)
-        for state in states:
-            after = state.task_id
-            looked_at += 1
-            if query.wants(state):
-                found.append((token.partition, state))
-                if len(found) >= query.limit:
-                    return found, PageToken(token.partition, after)
-        past_prefix = (
-            bool(states) and states[-1].task_id > query.prefix and not states[-1].task_id.startswith(query.prefix)
-        )
-        if len(states) < query.limit or past_prefix:
-            return found, PageToken(token.partition + 1)
-    return found, PageToken(token.partition, after)
+class Slice(msgspec.Struct, frozen=True, kw_only=True):
+    """What one look into a partition found, where the next one begins, and how many rows were looked at."""
+
+    found: Sequence[TaskState]
+    next: PageToken
+    looked_at: int
+
+
+def list_slice(owner: Readable, query: ListQuery, token: PageToken, room: int) -> Slice:
+    """Up to `room` tasks of the owner's partition after the token, of the next few hundred rows."""
+    rows = _rows(owner, query, token)
+    found: list[TaskState] = []
+    for number, state in enumerate(rows, start=1):
+        if _is_past(state, query.prefix):
+            return Slice(found=found, next=PageToken(token.partition + 1), looked_at=number)
+        if query.wants(state):
+            found.append(state)
+            if len(found) == room:
+                return Slice(found=found, next=PageToken(token.partition, state.task_id), looked_at=number)
+    if len(rows) < SLICE_ROWS:
+        return Slice(found=found, next=PageToken(token.partition + 1), looked_at=len(rows))
+    return Slice(found=found, next=PageToken(token.partition, rows[-1].task_id), looked_at=len(rows))
+
+
+def _rows(owner: Readable, query: ListQuery, token: PageToken) -> list[TaskState]:
+    """The next rows that may fit: ids that sort before the prefix are never looked at."""
+    if token.after is not None and token.after >= query.prefix:
+        return owner.scan(TaskId(token.after), SLICE_ROWS)
+    if not query.prefix:
+        return owner.scan(None, SLICE_ROWS)
+    # A scan begins *after* an id, and there is no id just before the prefix: so the id that is the prefix comes first.
+    first = owner.get(TaskId(query.prefix))
+    others = owner.scan(TaskId(query.prefix), SLICE_ROWS if first is None else SLICE_ROWS - 1)
+    return others if first is None else [first, *others]
+
+
+def _is_past(state: TaskState, prefix: str) -> bool:
+    """Whether this and all later ids lie behind the prefix: UTF-8 sorts as Python's strings do, by code points."""
+    return state.task_id > prefix and not state.task_id.startswith(prefix)
