@@ -250,6 +250,13 @@ def process_environment() -> dict[str, str]:
     return dict(os.environ)
 
 
+def child_environment(**settings: object) -> dict[str, str]:
+    """The environment of a child process: this one's, with these settings in place of what it has; None unsets one."""
+    wanted = {f"DUETASKS_{name.upper()}": value for name, value in settings.items()}
+    kept = {name: value for name, value in os.environ.items() if name not in wanted}
+    return kept | {name: str(value) for name, value in wanted.items() if value is not None}
+
+
 def user_cache_dir() -> Path:
     """The folder for what can be fetched again, shared by all deployments of this user."""
     base = os.environ.get("XDG_CACHE_HOME")

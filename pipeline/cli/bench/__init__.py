@@ -1,0 +1,1 @@
+"""What `duetasks bench` measures, and how; `bench/README.md` says what each figure means."""
