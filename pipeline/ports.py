@@ -3,7 +3,7 @@
 Everything that may wait is a coroutine, so that a simulator can run the same code on virtual time.
 """
 
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from typing import Protocol
 
 import msgspec
@@ -244,7 +244,7 @@ class StateChunk(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 class StateLog(Protocol):
     """Reads one partition of `task-state`, `read_committed`, by position."""
 
-    def read(self, partition: int, start: Offset, end: Offset) -> AsyncIterator[StateChunk]:
+    def read(self, partition: int, start: Offset, end: Offset) -> AsyncGenerator[StateChunk]:
         """Chunks until the position reaches `end`, also over markers and aborted records; waits for open transactions.
 
         Raises `UnavailableError`. An end that is a last stable offset or a last record seen would stop too early.

@@ -26,7 +26,8 @@ FETCH_TIMEOUT_S: Final = 0.25
 """Other calls to Faust's consumer thread queue behind a fetch, so it must not be long."""
 FETCH_WAIT_MS: Final = 500
 FETCH_BYTES_MAX: Final = 4 * 1_048_576
-BUFFERED_BYTES_MAX: Final = 16 * 1_048_576
+BUFFERED_BYTES_MAX: Final = 64 * 1_048_576
+"""Of all partitions together; each has its share, but room for one fetch."""
 BUFFERED_RECORDS_MAX: Final = 50_000
 
 
@@ -47,8 +48,9 @@ class PartitionFeed:
     single attributes, so no lock is needed.
     """
 
-    def __init__(self, wake_fetcher: Callable[[], None]) -> None:
+    def __init__(self, wake_fetcher: Callable[[], None], bytes_max: Callable[[], int]) -> None:
         self._wake_fetcher = wake_fetcher
+        self._bytes_max = bytes_max
         self._batches: deque[FetchedBatch] = deque()
         self._bytes = 0
         self._records = 0
@@ -108,7 +110,7 @@ class PartitionFeed:
     @property
     def is_full(self) -> bool:
         """Whether fetching should rest until the owner has taken some."""
-        return self._bytes >= BUFFERED_BYTES_MAX or self._records >= BUFFERED_RECORDS_MAX
+        return self._bytes >= self._bytes_max() or self._records >= BUFFERED_RECORDS_MAX
 
     def _forget(self) -> None:
         self._batches.clear()
@@ -124,7 +126,7 @@ class FeedRegistry:
 
     def open(self, topic: str, partition: int) -> PartitionFeed:
         """A new feed for the partition, in place of an earlier one."""
-        feed = PartitionFeed(lambda: self.wake_fetcher())  # noqa: PLW0108  # the thread sets it later
+        feed = PartitionFeed(lambda: self.wake_fetcher(), self._share)  # noqa: PLW0108  # the thread sets it later
         self._feeds[topic, partition] = feed
         return feed
 
@@ -137,6 +139,9 @@ class FeedRegistry:
     def get(self, topic: str, partition: int) -> PartitionFeed | None:
         """The partition's feed, if somebody reads it."""
         return self._feeds.get((topic, partition))
+
+    def _share(self) -> int:
+        return max(FETCH_BYTES_MAX, BUFFERED_BYTES_MAX // max(1, len(self._feeds)))
 
     def put(self, fetched: FetchedBatch) -> None:
         """Hand a batch to its feed, if there still is one."""

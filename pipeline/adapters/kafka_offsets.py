@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Iterable, Mapping
-from typing import Any, Final, TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Final
 
 from confluent_kafka import IsolationLevel, KafkaError, KafkaException, Producer, TopicCollection, TopicPartition
 from confluent_kafka.admin import AdminClient, OffsetSpec
@@ -119,6 +119,9 @@ class FenceRounds:
                 )
             except (UnavailableError, RetryableError) as error:
                 _fail(waiting, error)
+                continue
+            except Exception as error:  # noqa: BLE001  # an owner that waits for ever would be an orphaned partition
+                _fail(waiting, UnavailableError(f"the fence can't be asked for: {error!r}"))
                 continue
             for partition, futures in waiting.items():
                 for future in futures:

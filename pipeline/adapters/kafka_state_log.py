@@ -1,7 +1,7 @@
 """Reads one partition of `task-state` from a position to an end, `read_committed`, by position."""
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, Mapping
 from concurrent.futures import Executor
 from typing import Final
 
@@ -29,7 +29,7 @@ class KafkaStateLog:
         self._topic = topic
         self._executor = executor
 
-    async def read(self, partition: int, start: Offset, end: Offset) -> AsyncIterator[StateChunk]:
+    async def read(self, partition: int, start: Offset, end: Offset) -> AsyncGenerator[StateChunk]:
         """Chunks until the position reaches `end`; waits for open transactions, and says so."""
         consumer = Consumer(
             {

@@ -239,6 +239,8 @@ def _time_fault(event: Schedule, append_at_ms: InstantMs, limits: Limits) -> _Fa
 
 
 def _content_fault(event: Schedule, limits: Limits) -> _Fault:
+    if event.tracking is not None:
+        return Reason.INVALID_FIELD, "tracking is not available in this release: leave it out, the task is emitted once"
     target = event.target_topic
     if target and target != "due-tasks" and target not in limits.target_topics:
         return (

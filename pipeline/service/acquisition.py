@@ -4,6 +4,7 @@ The order of the steps is the guarantee; `docs/explanation/guarantees.md` tells 
 """
 
 from collections.abc import Callable
+from contextlib import aclosing
 
 import msgspec
 import structlog
@@ -193,18 +194,22 @@ class Acquisition:
         restored = 0
         self._on_progress(position, end)
         if position < end:
-            async for chunk in self._outside.state_log.read(self._settings.partition, position, end):
-                latest = dict(chunk.records)
-                raw = latest.pop(POSITIONS_KEY, None)
-                if raw is not None:
-                    positions = codec.decode_positions(raw)
-                    self._check_reader(positions)
-                rows = _restored_rows(table, codec, latest)
-                position = chunk.position
-                written = positions is not None and TableMeta(positions=positions, state_position=position)
-                table.write(rows, encode_meta(written, codec) if written else (table.meta() or b""))
-                restored += len(rows)
-                self._on_progress(position, end)
+            async with aclosing(self._outside.state_log.read(self._settings.partition, position, end)) as chunks:
+                async for chunk in chunks:
+                    latest = dict(chunk.records)
+                    raw = latest.pop(POSITIONS_KEY, None)
+                    if raw is not None:
+                        positions = codec.decode_positions(raw)
+                        self._check_reader(positions)
+                    rows = _restored_rows(table, codec, latest)
+                    position = chunk.position
+                    # Without positions the meta stays empty, which no later start takes for a whole table.
+                    meta_bytes = b""
+                    if positions is not None:
+                        meta_bytes = encode_meta(TableMeta(positions=positions, state_position=position), codec)
+                    table.write(rows, meta_bytes)
+                    restored += len(rows)
+                    self._on_progress(position, end)
         self._log.info("table_restored", rows=restored, position=position, end=end, warm=meta is not None)
         return positions, position
 
@@ -247,15 +252,13 @@ class Acquisition:
     async def _refuse_lost_state(self) -> None:
         """`task-state` knows nothing: fine at the very first start, a lost topic if work was done before."""
         settings = self._settings
-        if settings.accept_loss:
-            return
         committed = await self._outside.membership.committed(settings.partition)
         emitted = await self._outside.end_offsets.end_offset(settings.due_topic, settings.partition)
         if committed or emitted:
             raise DataLossError(
                 f"task-state of partition {settings.partition} is empty, but work was done before (group at "
-                f"{committed or 0}, due-tasks ends at {emitted}): stop the agents and run `duetasks rebuild --from "
-                "events`, or start with --accept-loss"
+                f"{committed or 0}, due-tasks ends at {emitted}): reading on would fire again what has fired; stop the "
+                "agents and run `duetasks rebuild --from events`"
             )
 
     async def _find_place(self, owned: Owned, identity: ClusterIdentity) -> Positions:

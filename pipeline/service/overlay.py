@@ -10,12 +10,13 @@ from pipeline.ports import Codec, TableRow, TimerTable
 __all__ = ["Overlay", "RecentRows"]
 
 RECENT_ROWS_MAX: Final = 8_000
+RECENT_PAYLOAD_BYTES_MAX: Final = 1_024
 
 
 class RecentRows:
     """The rows that a tenure wrote last, decoded: a task that is due soon is fired without reading it back.
 
-    At most eight thousand of a partition. Only what is committed and in the table may be put here.
+    At most eight thousand of a partition, small ones only. Only what is committed and in the table may be put here.
     """
 
     def __init__(self) -> None:
@@ -30,7 +31,12 @@ class RecentRows:
         rows = self._rows
         for task_id, state in changed.items():
             rows.pop(task_id, None)
-            if state is not None and state.status is Status.SCHEDULED:
+            if (
+                state is not None
+                and state.status is Status.SCHEDULED
+                and len(state.payload) <= RECENT_PAYLOAD_BYTES_MAX
+                and not state.headers
+            ):
                 rows[task_id] = state
         for task_id in list(islice(rows, max(0, len(rows) - RECENT_ROWS_MAX))):
             del rows[task_id]

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from hashlib import sha256
+from typing import Final
 
 import msgspec
 import structlog
@@ -12,7 +13,7 @@ from pipeline.core.firing import plan_due
 from pipeline.core.lifecycle import apply_event, apply_rejection, mark_dead, mark_emitted, mark_purged
 from pipeline.core.partitioning import partition_for_key
 from pipeline.core.positions import InputPosition, generation_of
-from pipeline.core.tasks import IndexKind, InstantMs, Offset, TaskId, TaskState, Verdict
+from pipeline.core.tasks import IndexEntry, IndexKind, InstantMs, Offset, TaskId, TaskState, Verdict
 from pipeline.ports import Codec, InputRecord, TimerTable
 from pipeline.service.fence import FENCE_KEY, FenceReading
 from pipeline.service.overlay import Overlay, RecentRows
@@ -22,6 +23,9 @@ from pipeline.service.targets import UNKNOWN_OFFSET
 __all__ = ["Admit", "Outgoing", "Quarantine", "Work"]
 
 log = structlog.get_logger(__name__)
+
+LOADED_AT_ONCE: Final = 64
+"""Rows that are read before their sizes are known: tasks may have a megabyte each."""
 
 Admit = Callable[[InputRecord], Event | Rejection]
 """Decodes a record and checks it against the rules; never raises on bad input."""
@@ -77,6 +81,7 @@ class Work:
         self.buried = 0
         self.quarantined = False
         self.lateness_ms_max = 0
+        self._emitted_bytes = 0
 
     # -- inputs ------------------------------------------------------------------------------------------------
 
@@ -205,14 +210,15 @@ class Work:
     # -- timers ------------------------------------------------------------------------------------------------
 
     def fire(self, reading: FenceReading, position: Offset, next_offsets: Mapping[str, Offset], limit: int) -> bool:
-        """Fire what is due at the reading's clock, earliest first, at most `limit`; whether that was all of it.
+        """Fire what is due at the reading's clock, earliest first, at most `limit` and about `batch_bytes_max` bytes.
+
+        Returns whether that was all of it.
 
         `next_offsets`: where the next record of each target topic will stand; an absent topic can't be emitted to.
         """
         changed = self.overlay.changed
         indexed = self._table.due(reading.clock_ms, limit + 1 + len(changed))
         planned = plan_due(indexed, changed, reading.clock_ms, limit + 1)
-        self.overlay.load(entry.task_id for entry in planned)
         offsets = dict(next_offsets)
         evidence = Evidence(
             fence_clock_ms=reading.clock_ms,
@@ -220,22 +226,31 @@ class Work:
             applied_offset=position,
             generation_base=self._place.generation_base,
         )
-        for entry in planned[:limit]:
-            state = self.overlay.get(entry.task_id)
-            assert state is not None, f"an index entry without a row: {entry}"
-            if entry.kind is IndexKind.PURGE:
-                mark_purged(state, now_ms=reading.clock_ms)
-                self.overlay.put(entry.task_id, None)
-                self.purged += 1
-            else:
-                self._emit(state, evidence, offsets)
+        for start in range(0, min(limit, len(planned)), LOADED_AT_ONCE):
+            entries = planned[start : min(start + LOADED_AT_ONCE, limit)]
+            self.overlay.load(entry.task_id for entry in entries)
+            for entry in entries:
+                self._fire_one(entry, evidence, offsets)
+            if self._emitted_bytes >= self._settings.batch_bytes_max:
+                return start + len(entries) == len(planned)
         return len(planned) <= limit
+
+    def _fire_one(self, entry: IndexEntry, evidence: Evidence, offsets: dict[str, Offset]) -> None:
+        state = self.overlay.get(entry.task_id)
+        assert state is not None, f"an index entry without a row: {entry}"
+        if entry.kind is IndexKind.PURGE:
+            mark_purged(state, now_ms=evidence.fence_clock_ms)
+            self.overlay.put(entry.task_id, None)
+            self.purged += 1
+        else:
+            self._emit(state, evidence, offsets)
 
     def _emit(self, state: TaskState, evidence: Evidence, offsets: dict[str, Offset]) -> None:
         settings = self._settings
         topic = settings.target(state.target_topic)
         task = due_task(state, settings.partition, evidence)
         value = self._codec.encode_due(task)
+        self._emitted_bytes += len(value)
         fault = self._undeliverable(state, topic, value, offsets)
         if fault:
             self._bury(state, task, value, fault)

@@ -1,6 +1,6 @@
 """Twins of the ports that only look at the cluster: ends, identity, the input and `task-state`."""
 
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from typing import Final
 
 from pipeline.core.tasks import Offset
@@ -79,7 +79,7 @@ class MemoryStateLog:
         self._process = process
         self._chunk_records = chunk_records
 
-    async def read(self, partition: int, start: Offset, end: Offset) -> AsyncIterator[StateChunk]:
+    async def read(self, partition: int, start: Offset, end: Offset) -> AsyncGenerator[StateChunk]:
         """Chunks until the position reaches `end`; waits for open transactions."""
         position = start
         while position < end:

@@ -51,9 +51,7 @@ def _refused(result: Event | Rejection) -> tuple[Reason, str | None]:
         Schedule(task_id="t", delay_ms=0),
         Schedule(task_id="ordre-é-📦" * 20, due_at_ms=NOW_MS + 3_653 * DAY_MS),
         Schedule(task_id="t", due_at_ms=NOW_MS - 366 * DAY_MS, headers={"trace": b"1"}, target_topic="due-tasks"),
-        Schedule(
-            task_id="t", delay_ms=5, tracking=Tracking(lease_ms=1, attempts_max=1, backoff_ms=1), version=2**63 - 1
-        ),
+        Schedule(task_id="t", delay_ms=5, version=2**63 - 1),
         Cancel(task_id="t", event_id="e" * 256, version=1),
     ],
 )
@@ -67,6 +65,10 @@ def test_what_keeps_the_rules_is_admitted_unchanged(event: Event) -> None:
     [
         (Schedule(task_id="t"), Reason.MISSING_TIME),
         (Schedule(task_id="t", due_at_ms=NOW_MS, delay_ms=1), Reason.TWO_TIMES),
+        (
+            Schedule(task_id="t", delay_ms=1, tracking=Tracking(lease_ms=1, attempts_max=1, backoff_ms=1)),
+            Reason.INVALID_FIELD,
+        ),
         (Schedule(task_id="t", due_at_ms=1_764_496_800), Reason.IMPLAUSIBLE_TIME),
         (Schedule(task_id="t", due_at_ms=NOW_MS - 366 * DAY_MS - 1), Reason.IMPLAUSIBLE_TIME),
         (Schedule(task_id="t", delay_ms=-2), Reason.IMPLAUSIBLE_TIME),
