@@ -1,29 +1,34 @@
 """The producer of events for applications: one object, put together from settings. Its twin: `async_producer.py`."""
 
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Mapping
 from concurrent.futures import Future
 from datetime import datetime, timedelta
 from types import TracebackType
-from typing import Final, Self
+from typing import Final, Self, TypeVar
+
+from msgspec.structs import replace
 
 from pipeline import wiring
 from pipeline.adapters.avro_codec import AvroCodec
+from pipeline.adapters.event_json import decode_json_event
 from pipeline.adapters.event_sender import EventSender
 from pipeline.adapters.send_results import outcomes_in_order, receipt_of, submit_one, try_submit_one
 from pipeline.adapters.system_clock import SystemClock
 from pipeline.config import Settings
 from pipeline.core.durations import duration_ms
-from pipeline.core.events import Event
+from pipeline.core.events import Event, Rejection
 from pipeline.core.tasks import NO_HEADERS
-from pipeline.errors import UsageError
+from pipeline.errors import DuetasksError, RejectedTaskError, UsageError
 from pipeline.service.receipts import Outcome, Receipt
 from pipeline.service.task_requests import CancelRequest, EventMaker, OutgoingEvent, ScheduleRequest
 
-__all__ = ["CancelRequest", "Outcome", "Receipt", "Request", "ScheduleRequest", "TaskProducer"]
+__all__ = ["CancelRequest", "Outcome", "Receipt", "Request", "ScheduleRequest", "TaskProducer", "new_event_id"]
 
 Request = ScheduleRequest | CancelRequest | Event
 """What can be sent: a request, or an event as it is."""
+
+_Item = TypeVar("_Item")
 
 DEADLINE: Final = timedelta(seconds=30)
 LINGER: Final = timedelta(milliseconds=5)
@@ -74,7 +79,7 @@ class TaskProducer:
             limits=settings.limits,
             source=source,
             now_ms=SystemClock().now_ms,
-            new_event_id=_new_event_id,
+            new_event_id=new_event_id,
         )
         self._sender = EventSender(
             settings.client_config(),
@@ -90,7 +95,13 @@ class TaskProducer:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        self.close()
+        if error is None:
+            self.close()
+            return
+        try:
+            self.close()
+        except DuetasksError as undelivered:
+            error.add_note(str(undelivered))  # what ended the block is told first
 
     def schedule(
         self,
@@ -186,19 +197,32 @@ class TaskProducer:
         """`cancel` without waiting for the receipt: see `submit`."""
         return self.submit(CancelRequest(task_id=task_id, version=version, event_id=event_id))
 
-    def schedule_many(self, requests: Iterable[Request]) -> Iterator[Outcome]:
+    def schedule_many(self, requests: Iterable[Request]) -> Generator[Outcome]:
         """Send many, pipelined; yields one `Outcome` for each request, in their order, as it becomes known.
 
         Nothing is sent before the outcomes are read, and reading them to the end is what sends all: a `for` loop.
         At most 50,000 wait for their answers at a time. One that is refused or lost is an outcome with an `error`;
         the others go on. `close` raises `UsageError` if nobody read to the end.
         """
-        self._unread_bulks += 1
-        return self._read_bulk(requests)
+        return self._bulk(requests, self._prepare)
 
-    def _read_bulk(self, requests: Iterable[Request]) -> Iterator[Outcome]:
+    def send_json(
+        self, values: Iterable[bytes], *, event_id: Callable[[bytes], str] | None = None
+    ) -> Generator[Outcome]:
+        """Send many events written as JSON, as a line of `duetasks import` or a value on `task-events` is.
+
+        As `schedule_many` in all else. `event_id` names the events that have no id of their own, by their value; left
+        out, they get new ones.
+        """
+        return self._bulk(values, lambda value: self._prepare_json(value, event_id))
+
+    def _bulk(self, items: Iterable[_Item], prepare: Callable[[_Item], OutgoingEvent]) -> Generator[Outcome]:
+        self._unread_bulks += 1
+        return self._read_bulk(items, prepare)
+
+    def _read_bulk(self, items: Iterable[_Item], prepare: Callable[[_Item], OutgoingEvent]) -> Generator[Outcome]:
         try:
-            yield from outcomes_in_order(self._sender, requests, self._prepare)
+            yield from outcomes_in_order(self._sender, items, prepare)
         finally:
             self._unread_bulks -= 1
 
@@ -221,9 +245,18 @@ class TaskProducer:
         event = self._maker.make(request) if isinstance(request, ScheduleRequest | CancelRequest) else request
         return self._maker.outgoing(event)
 
+    def _prepare_json(self, value: bytes, event_id: Callable[[bytes], str] | None) -> OutgoingEvent:
+        event = decode_json_event(value)
+        if isinstance(event, Rejection):
+            raise RejectedTaskError(event.message, reason=event.reason)
+        if not event.event_id:
+            event = replace(event, event_id=event_id(value) if event_id is not None else new_event_id())
+        return self._maker.outgoing(event)
+
     def _wait(self, future: Future[Receipt], deadline: timedelta | None) -> Receipt:
         return receipt_of(future, self.deadline if deadline is None else min(deadline, self.deadline))
 
 
-def _new_event_id() -> str:
+def new_event_id() -> str:
+    """A name for an event that nobody used before."""
     return os.urandom(12).hex()

@@ -1,7 +1,7 @@
 """The two ways to wait for what becomes of events: a future for one, and outcomes in order for many."""
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable
 from concurrent.futures import Future
 from datetime import timedelta
 from typing import Final, TypeVar
@@ -18,6 +18,8 @@ Item = TypeVar("Item")
 
 _UNDER_WAY_MAX: Final = 50_000
 """Events of one bulk send that wait for their answer, or for an earlier one's: what it keeps in memory."""
+_UNDER_WAY_BYTES_MAX: Final = 268_435_456
+"""The same in bytes, for large ones."""
 
 
 class SendFuture(Future[Receipt]):
@@ -88,10 +90,11 @@ def unanswered(future: Future[Receipt], limit: timedelta) -> UnknownOutcomeError
 class _Place:
     """One event's place in the order of a bulk send, and its answer once there is one."""
 
-    __slots__ = ("answer", "event", "index")
+    __slots__ = ("answer", "event", "index", "size")
 
     def __init__(self, index: int) -> None:
         self.index = index
+        self.size = 0
         self.event: Event | None = None
         self.answer: Receipt | DuetasksError | None = None
 
@@ -101,22 +104,28 @@ class _Place:
 
 def outcomes_in_order(
     sender: EventSender, items: Iterable[Item], prepare: Callable[[Item], OutgoingEvent]
-) -> Iterator[Outcome]:
+) -> Generator[Outcome]:
     """Send every item, many at a time; yields one outcome for each, in the order of `items`.
 
     What `prepare` refuses, or what can't be handed over, is an outcome too; nothing but `items` itself can raise here.
     """
     places: deque[_Place] = deque()
+    size = 0
     for index, item in enumerate(items):
         place = _Place(index)
         places.append(place)
         try:
             outgoing = prepare(item)
             place.event = outgoing.event
+            place.size = len(outgoing.value)
+            size += place.size
             sender.submit(outgoing, place.settle)
         except DuetasksError as error:
             place.answer = error
-        while places and (places[0].answer is not None or len(places) >= _UNDER_WAY_MAX):
+        while places and (
+            places[0].answer is not None or len(places) >= _UNDER_WAY_MAX or size >= _UNDER_WAY_BYTES_MAX
+        ):
+            size -= places[0].size
             yield _outcome(sender, places.popleft())
     while places:
         yield _outcome(sender, places.popleft())

@@ -22,7 +22,9 @@ __all__ = ["COMMANDS", "build_app", "run"]
 # The order of the help text.
 COMMANDS: Final = (
     "up_command",
+    "schedule_command",
     "status_command",
+    "import_command",
     "agent_command",
     "consume_command",
     "broker_command",
