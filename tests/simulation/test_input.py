@@ -139,6 +139,26 @@ def test_cancel_that_races_with_the_fence_wins_or_is_told_too_late(wait_ms: int)
     run_virtual(main)
 
 
+@pytest.mark.parametrize("wait_ms", range(12))
+def test_clock_is_read_before_the_end_is_asked_for(wait_ms: int) -> None:
+    """While the answer for one timer travels, the next falls due, and its cancel may lie beyond that answer."""
+
+    async def main() -> None:
+        world = SimulatedWorld()
+        agent = await world.started()
+        agent.process.latency_ms = lambda: 3
+        world.schedule("first", due_in_ms=1_000)
+        world.schedule("second", due_in_ms=1_000 + wait_ms)
+        await world.clock.advance(999 + wait_ms)
+        world.cancel("second")
+        await world.clock.advance(5_000)
+
+        assert world.emitted() == ["first"]
+        await world.heal_and_check()
+
+    run_virtual(main)
+
+
 def test_topic_created_anew_is_read_from_its_start_with_new_generations(events: list[Any]) -> None:
     """Old offsets mean nothing there: timers of the old topic still fire, and none of its events is skipped."""
 

@@ -67,7 +67,7 @@ def _ahead_of_the_log(world: SimulatedWorld, _old: DiskTable) -> None:
         (_ahead_of_the_log, True),
     ],
 )
-def test_damaged_table_is_put_aside_and_rebuilt(damage: Damage, put_aside: bool, compacted: bool) -> None:  # noqa: FBT001  # parameters of the test
+def test_damaged_table_is_put_aside_and_rebuilt(damage: Damage, *, put_aside: bool, compacted: bool) -> None:
     """Emitted tasks are not emitted again, cancelled ones stay so, pending ones fire: `task-state` knows it all."""
 
     async def main() -> None:

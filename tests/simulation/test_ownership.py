@@ -130,7 +130,7 @@ def test_owner_frozen_while_it_acquires_does_no_harm(frozen_before: str) -> None
 @pytest.mark.parametrize(
     ("fault", "emitted_at_once"), [(CommitFault.UNKNOWN_COMMITTED, True), (CommitFault.UNKNOWN_NOT_COMMITTED, False)]
 )
-def test_unknown_outcome_is_found_out_by_acquiring_again(fault: CommitFault, emitted_at_once: bool) -> None:  # noqa: FBT001  # a parameter of the test
+def test_unknown_outcome_is_found_out_by_acquiring_again(fault: CommitFault, *, emitted_at_once: bool) -> None:
     """Nobody knows whether the emission is out: what `task-state` says decides, never what was in memory."""
 
     async def main() -> None:

@@ -16,7 +16,8 @@ pytestmark = pytest.mark.simulation
 @pytest.mark.parametrize("poisoned_topic", ["due-tasks", "task-state"])
 def test_poisoned_record_is_isolated_by_halving_and_the_others_fire(
     poisoned_topic: str,
-    found_by_the_client: bool,  # noqa: FBT001  # a parameter of the test
+    *,
+    found_by_the_client: bool,
 ) -> None:
     """Refused at its emission or at its row: it ends on `dead-tasks`, once, and hundreds around it are unharmed."""
 
@@ -72,7 +73,7 @@ def test_many_poisoned_records_among_many_are_all_set_aside() -> None:
 
 
 def test_poisoned_timer_is_isolated_while_the_input_is_busy() -> None:
-    """Inputs that keep coming must not travel with the timers of a narrowed turn, or the one at fault is never alone."""
+    """Inputs that keep coming must not travel with the timers of a narrowed turn: the one at fault must stand alone."""
 
     async def main() -> None:
         world = SimulatedWorld()
