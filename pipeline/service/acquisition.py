@@ -4,14 +4,13 @@ The order of the steps is the guarantee; `docs/explanation/guarantees.md` tells 
 """
 
 from collections.abc import Callable
-from contextlib import aclosing
 
 import msgspec
 import structlog
 
-from pipeline.core.positions import POSITIONS_KEY, InputPosition, Positions, resume_input, table_fault
-from pipeline.core.tasks import InstantMs, Offset, TaskId, index_entry
-from pipeline.errors import CorruptStateError, DataLossError, RefusedError, TopicMismatchError
+from pipeline.core.positions import InputPosition, Positions, resume_input, table_fault
+from pipeline.core.tasks import InstantMs, Offset
+from pipeline.errors import CorruptStateError, DataLossError, TopicMismatchError
 from pipeline.ports import (
     Clock,
     ClusterIdentity,
@@ -21,12 +20,12 @@ from pipeline.ports import (
     Membership,
     StateLog,
     TableMeta,
-    TableRow,
     TableStore,
     TimerTable,
     Transaction,
 )
 from pipeline.service.owner_settings import OwnerSettings
+from pipeline.service.state_restore import decode_meta, encode_meta, restore_table
 
 __all__ = ["Acquisition", "Outside", "Owned", "decode_meta", "encode_meta"]
 
@@ -56,18 +55,6 @@ class Owned(msgspec.Struct, kw_only=True):
     positions: Positions
     state_position: Offset
     identity: ClusterIdentity
-
-
-def encode_meta(meta: TableMeta, codec: Codec) -> bytes:
-    """The table's meta: the position in `task-state`, then the positions record."""
-    return meta.state_position.to_bytes(8, "big") + codec.encode_positions(meta.positions)
-
-
-def decode_meta(value: bytes, codec: Codec) -> TableMeta:
-    """The meta as it was written; raises `CorruptStateError`."""
-    return TableMeta(
-        state_position=Offset(int.from_bytes(value[:8], "big")), positions=codec.decode_positions(value[8:])
-    )
 
 
 class Acquisition:
@@ -188,37 +175,17 @@ class Acquisition:
 
     async def _replay(self, table: TimerTable, meta: TableMeta | None, end: Offset) -> tuple[Positions | None, Offset]:
         """Bring the table up to `end` of `task-state`; the positions that it then reflects, and how far it is."""
-        codec = self._outside.codec
-        positions = meta.positions if meta is not None else None
-        position = meta.state_position if meta is not None else Offset(0)
-        restored = 0
-        self._on_progress(position, end)
-        if position < end:
-            async with aclosing(self._outside.state_log.read(self._settings.partition, position, end)) as chunks:
-                async for chunk in chunks:
-                    latest = dict(chunk.records)
-                    raw = latest.pop(POSITIONS_KEY, None)
-                    if raw is not None:
-                        positions = codec.decode_positions(raw)
-                        self._check_reader(positions)
-                    rows = _restored_rows(table, codec, latest)
-                    position = chunk.position
-                    # Without positions the meta stays empty, which no later start takes for a whole table.
-                    meta_bytes = b""
-                    if positions is not None:
-                        meta_bytes = encode_meta(TableMeta(positions=positions, state_position=position), codec)
-                    table.write(rows, meta_bytes)
-                    restored += len(rows)
-                    self._on_progress(position, end)
-        self._log.info("table_restored", rows=restored, position=position, end=end, warm=meta is not None)
-        return positions, position
-
-    def _check_reader(self, positions: Positions) -> None:
-        if positions.min_reader > Positions.__struct_defaults__[-1]:
-            raise RefusedError(
-                f"task-state of partition {self._settings.partition} needs a reader of format {positions.min_reader}: "
-                "update this agent"
-            )
+        restored = await restore_table(
+            table,
+            codec=self._outside.codec,
+            state_log=self._outside.state_log,
+            partition=self._settings.partition,
+            meta=meta,
+            end=end,
+            on_progress=self._on_progress,
+        )
+        self._log.info("table_restored", rows=restored.rows, position=restored.position, end=end, warm=meta is not None)
+        return restored.positions, restored.position
 
     async def _fresh_or_known(
         self, positions: Positions | None, identity: ClusterIdentity, stamp_ms: InstantMs
@@ -295,17 +262,3 @@ class Acquisition:
         return msgspec.structs.replace(
             place, position=end, generation_base=place.generation_base + place.position - end
         )
-
-
-def _restored_rows(table: TimerTable, codec: Codec, latest: dict[bytes, bytes | None]) -> list[TableRow]:
-    ids = [TaskId(key.decode()) for key in latest]
-    rows = []
-    for task_id, old, new in zip(ids, table.get_many(ids), latest.values(), strict=True):
-        drop = None if old is None else index_entry(codec.decode_state(old))
-        add = None if new is None else index_entry(codec.decode_state(new))
-        if drop == add:
-            drop = add = None
-        if old is None and new is None:
-            continue
-        rows.append(TableRow(task_id, new, drop, add))
-    return rows
