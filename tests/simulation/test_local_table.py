@@ -7,6 +7,7 @@ import pytest
 
 from pipeline.core.tasks import DurationMs
 from pipeline.service.acquisition import encode_meta
+from pipeline.testing.memory_cluster import NewRecord
 from pipeline.testing.memory_timer_table import DiskTable
 from pipeline.testing.simulated_agent import simulated_settings
 from pipeline.testing.simulated_world import SimulatedWorld
@@ -119,6 +120,30 @@ def test_table_older_than_the_tombstones_is_put_aside() -> None:
 
         assert list(world.disk.tables[0].rows) == ["pending"]
         assert len(world.disk.aside) == 1
+
+    run_virtual(main)
+
+
+def test_table_that_grows_too_old_while_it_is_restored_is_put_aside() -> None:
+    """Somebody's open transaction can hold a restore up for long: its age is judged again at the end."""
+
+    async def main() -> None:
+        world = SimulatedWorld()
+        settings = simulated_settings(offline_max_ms=DurationMs(20_000), heartbeat_interval_ms=600_000)
+        agent = await world.started(settings=settings)
+        world.schedule("pending", due_in_ms=60_000)
+        await world.applied(agent)
+        await agent.kill()
+        await world.clock.advance(15_000)
+        stranger = world.cluster.producer("stranger")
+        stranger.init()
+        stranger.send(NewRecord(topic="task-state", partition=0, key=b"foreign", value=b"not committed"))
+
+        await world.started(settings=settings)
+
+        assert len(world.disk.aside) == 1
+        assert list(world.disk.tables[0].rows) == ["pending"]
+        await world.heal_and_check()
 
     run_virtual(main)
 
