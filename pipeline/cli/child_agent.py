@@ -48,7 +48,7 @@ class ChildAgent:
             http_port=_free_port(),  # the same at each start: the group remembers a static member's address
             advertised_url=None,
         )
-        self.log_file: "Path" = settings.data_dir / "agent.log"
+        self.log_file: Path = settings.data_dir / "agent.log"
         self._process: subprocess.Popen[bytes] | None = None
         self._http = httpx.Client(timeout=_HTTP_TIMEOUT_S)
 
