@@ -126,6 +126,7 @@ class _Agent:
             quiet=True,
             blocking_timeout=None,
         )
+        worker.spinner = None  # it writes escape sequences to stdout, terminal or not
         try:
             worker.execute_from_commandline()
         except SystemExit as ended:

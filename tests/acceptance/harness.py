@@ -21,7 +21,14 @@ from urllib.parse import quote
 import httpx
 import msgspec
 from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, TopicPartition
-from confluent_kafka.admin import AdminClient
+from confluent_kafka.admin import (
+    AdminClient,
+    AlterConfigOpType,
+    ConfigEntry,
+    ConfigResource,
+    NewPartitions,
+    ResourceType,
+)
 
 from pipeline.adapters.avro_codec import AvroCodec
 from pipeline.adapters.topic_setup import apply_topics
@@ -153,6 +160,12 @@ class Agent:
         except httpx.HTTPError:
             return None
 
+    @property
+    def is_ready(self) -> bool:
+        """Whether it says that every partition that it owns is restored and fenced."""
+        answer = self.get("/readyz")
+        return answer is not None and answer.is_success
+
     def partitions(self) -> dict[int, dict[str, Any]]:
         """The partitions that it owns, each as `/readyz` shows it; empty while it does not answer."""
         answer = None if self.is_frozen else self.get("/readyz")
@@ -184,6 +197,11 @@ class Agent:
     def logged(self, event: str) -> list[dict[str, Any]]:
         """What it logged under this event name."""
         return [line for line in self.log() if line.get("event") == event]
+
+    @property
+    def tables(self) -> Path:
+        """The folder of its timer tables, one subfolder for each partition."""
+        return self.data_dir / "agents" / "0" / "tables"
 
     def log_tail(self) -> str:
         """The end of its log, for a failure's message."""
@@ -269,12 +287,32 @@ class Deployment:
         self.agents: list[Agent] = []
         self._readers: dict[str, TopicReader] = {}
         self._producer: Producer | None = None
+        self.admin = AdminClient(self.settings.client_config())
+        self.create_topics()
+
+    def create_topics(self) -> None:
+        """Create the topics that are missing, as `duetasks topics apply` does."""
         apply_topics(self.settings)
 
-    @property
-    def admin(self) -> AdminClient:
-        """A client for what tests do to topics."""
-        return AdminClient(self.settings.client_config())
+    def recreate_topic(self, topic: str) -> None:
+        """Delete a topic and create it anew, empty, under the same name."""
+        self.admin.delete_topics([topic], operation_timeout=10)[topic].result(15)
+        self.until(lambda: topic not in self.admin.list_topics(timeout=5).topics, within_s=15, what=f"{topic} is gone")
+        self.create_topics()
+
+    def add_partitions(self, topics: Iterable[str], count: int) -> None:
+        """Raise the partition count of topics, as somebody who does not know better."""
+        for future in self.admin.create_partitions([NewPartitions(topic, count) for topic in topics]).values():
+            future.result(15)
+
+    def alter_topic(self, topic: str, **settings: object) -> None:
+        """Change settings of a topic; `_` stands for the dot in their names."""
+        entries = [
+            ConfigEntry(name.replace("_", "."), str(value), incremental_operation=AlterConfigOpType.SET)
+            for name, value in settings.items()
+        ]
+        resource = ConfigResource(ResourceType.TOPIC, topic, incremental_configs=entries)
+        self.admin.incremental_alter_configs([resource])[resource].result(15)
 
     # -- agents ------------------------------------------------------------------------------------------------
 
