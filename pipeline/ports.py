@@ -327,5 +327,8 @@ class TableStore(Protocol):
         ...
 
     def put_aside(self, partition: int, reason: str) -> str:
-        """Rename the (closed) table out of the way, never delete it; returns where it went."""
+        """Rename the (closed) table out of the way, never delete it; returns where it went.
+
+        Raises `NotFoundError` if there is none, `UnavailableError` if the disk refuses.
+        """
         ...

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any, Final
 
 import psutil
-import structlog
 from rocksdict import (
     BlockBasedOptions,
     Cache,
@@ -31,8 +30,6 @@ from pipeline.errors import CorruptStateError, DuetasksError, NotFoundError, Una
 from pipeline.ports import TableRow
 
 __all__ = ["RocksdbTableStore", "RocksdbTimerTable"]
-
-log: Final = structlog.get_logger(__name__)
 
 _MEBIBYTE: Final = 1_048_576
 _META_KEY: Final = b"meta"
@@ -250,7 +247,7 @@ class RocksdbTableStore:
     def put_aside(self, partition: int, reason: str) -> str:
         """Rename the (closed) table out of the way, never delete it; returns where it went.
 
-        Raises `NotFoundError` if there is none.
+        Raises `NotFoundError` if there is none, `UnavailableError` if the disk refuses.
         """
         path = self._path(partition)
         if not path.exists():
@@ -259,8 +256,10 @@ class RocksdbTableStore:
         number = 1
         while (target := self._folder / f"{partition}.aside-{stamp}-{number}").exists():
             number += 1
-        path.rename(target)
-        log.warning("timer_table_put_aside", partition=partition, reason=reason, moved_to=str(target))
+        try:
+            path.rename(target)
+        except OSError as error:
+            raise UnavailableError(f"Can't put the timer table {path} aside ({reason}): {error}.") from error
         return str(target)
 
     def _path(self, partition: int) -> Path:

@@ -14,6 +14,7 @@ from pipeline.core.tasks import Offset, TaskId, TaskState, Verdict
 from pipeline.errors import (
     CorruptStateError,
     FencedError,
+    NotFoundError,
     RefusedError,
     RetryableError,
     UnavailableError,
@@ -114,13 +115,21 @@ class PartitionOwner:
             self.status.phase, self.status.message = Phase.REFUSED, str(error)
             return REFUSED_RETRY_MS
         except CorruptStateError as error:
-            place = self._outside.tables.put_aside(self._settings.partition, str(error))
-            self._log.error("table_put_aside", reason=str(error), place=place)
+            self._put_aside(str(error))
         except (FencedError, UnknownOutcomeError, UnavailableError, RetryableError) as error:
             self._log.warning("partition_lost", reason=str(error), error=type(error).__name__)
         except Exception:  # noqa: BLE001  # what no rule foresees must not orphan the partition: all in memory is dropped
             self._log.exception("owner_raised")
         return 0
+
+    def _put_aside(self, reason: str) -> None:
+        try:
+            place = self._outside.tables.put_aside(self._settings.partition, reason)
+        except (NotFoundError, UnavailableError) as error:
+            # The next attempt finds the same table and tries again: a disk that refuses must not end the owner.
+            self._log.error("table_not_put_aside", reason=reason, error=str(error))
+        else:
+            self._log.error("table_put_aside", reason=reason, place=place)
 
     async def _own(self) -> None:
         if self.status.phase is not Phase.REFUSED:

@@ -2,17 +2,19 @@
 
 from collections.abc import Callable, Mapping
 from contextlib import aclosing
+from typing import TypeVar
 
 import msgspec
 
 from pipeline.core.positions import FORMAT_VERSION, POSITIONS_KEY, Positions
 from pipeline.core.tasks import Offset, TaskId, index_entry
-from pipeline.errors import RefusedError
+from pipeline.errors import CorruptStateError, RefusedError
 from pipeline.ports import Codec, StateLog, TableMeta, TableRow, TimerTable
 
 __all__ = ["Restored", "decode_meta", "encode_meta", "restore_table"]
 
 Progress = Callable[[int, int], None]
+_T = TypeVar("_T")
 
 
 class Restored(msgspec.Struct, frozen=True, kw_only=True):
@@ -47,8 +49,8 @@ async def restore_table(
 ) -> Restored:
     """Read `task-state` on from where `meta` says (None: the table is new), up to `end`.
 
-    Raises `RefusedError` if the state needs a newer reader, `CorruptStateError`, `UnavailableError`. `on_progress`
-    hears (position, end).
+    Raises `RefusedError` if the state needs a newer reader or can't be read, `CorruptStateError` if the table can't be,
+    `UnavailableError`. `on_progress` hears (position, end).
     """
     positions = meta.positions if meta is not None else None
     position = meta.state_position if meta is not None else Offset(0)
@@ -60,9 +62,9 @@ async def restore_table(
                 latest = dict(chunk.records)
                 raw = latest.pop(POSITIONS_KEY, None)
                 if raw is not None:
-                    positions = codec.decode_positions(raw)
+                    positions = _decoded(raw, codec.decode_positions, POSITIONS_KEY, partition)
                     _check_reader(positions)
-                rows = _restored_rows(table, codec, latest)
+                rows = _restored_rows(table, codec, latest, partition)
                 position = chunk.position
                 # Without positions the meta stays empty, which no later start takes for a whole table.
                 meta_bytes = b""
@@ -82,12 +84,29 @@ def _check_reader(positions: Positions) -> None:
         )
 
 
-def _restored_rows(table: TimerTable, codec: Codec, latest: Mapping[bytes, bytes | None]) -> list[TableRow]:
-    ids = [TaskId(key.decode()) for key in latest]
+def _decoded(value: bytes, decode: Callable[[bytes], _T], key: bytes, partition: int) -> _T:
+    """What a record of `task-state` holds; if it can't be read, no local table is at fault: refused, not put aside."""
+    try:
+        return decode(value)
+    except (CorruptStateError, UnicodeDecodeError) as error:
+        raise RefusedError(
+            f"task-state of partition {partition} holds a record with key {key!r} that can't be read ({error}): "
+            "find out who wrote it; `duetasks rebuild --from events` makes the topic anew"
+        ) from error
+
+
+def _task_id(key: bytes) -> TaskId:
+    return TaskId(key.decode())
+
+
+def _restored_rows(
+    table: TimerTable, codec: Codec, latest: Mapping[bytes, bytes | None], partition: int
+) -> list[TableRow]:
+    ids = [_decoded(key, _task_id, key, partition) for key in latest]
     rows = []
     for task_id, old, new in zip(ids, table.get_many(ids), latest.values(), strict=True):
         drop = None if old is None else index_entry(codec.decode_state(old))
-        add = None if new is None else index_entry(codec.decode_state(new))
+        add = None if new is None else index_entry(_decoded(new, codec.decode_state, task_id.encode(), partition))
         if drop == add:
             drop = add = None
         if old is None and new is None:

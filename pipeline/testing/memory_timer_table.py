@@ -42,6 +42,7 @@ class MemoryDisk:
     def __init__(self) -> None:
         self.tables: dict[int, DiskTable] = {}
         self.aside: dict[str, DiskTable] = {}
+        self.refuses_renames = False
 
     def copy(self, partition: int) -> DiskTable:
         """A backup of the table as it is now, also while it is open."""
@@ -58,8 +59,7 @@ class MemoryDisk:
         self.tables.pop(partition, None)
 
     def spoil(self, partition: int, why: str = "block checksum mismatch") -> None:
-        """The table can't be opened any more."""
-        self._closed(partition)
+        """The table can't be read any more, nor opened again."""
         self.tables[partition].spoiled = why
 
     def _closed(self, partition: int) -> None:
@@ -126,6 +126,8 @@ class MemoryTimerTable:
         self._process.check()
         if self._table is None:
             raise UsageError(f"The timer table of partition {self._partition} is closed: open it again.")
+        if self._table.spoiled is not None:
+            raise CorruptStateError(f"Can't read the timer table of partition {self._partition}: {self._table.spoiled}")
         return self._table
 
 
@@ -156,10 +158,12 @@ class MemoryTableStore:
         return MemoryTimerTable(table, partition, self._process)
 
     def put_aside(self, partition: int, reason: str) -> str:
-        """Move the (closed) table out of the way; returns the name that it got. Raises `NotFoundError`."""
+        """Move the (closed) table out of the way; returns its new name. Raises `NotFoundError`, `UnavailableError`."""
         self._process.step("table.put_aside")
         if partition not in self._disk.tables:
             raise NotFoundError(f"There is no timer table of partition {partition} to put aside ({reason}).")
+        if self._disk.refuses_renames:
+            raise UnavailableError("The simulated disk refuses to rename.")
         name = f"{partition}.aside-{len(self._disk.aside) + 1}"
         self._disk.aside[name] = self._disk.tables.pop(partition)
         return name

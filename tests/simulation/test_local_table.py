@@ -7,6 +7,7 @@ import pytest
 
 from pipeline.core.tasks import DurationMs
 from pipeline.service.acquisition import encode_meta
+from pipeline.service.owner_status import Phase
 from pipeline.testing.memory_cluster import NewRecord
 from pipeline.testing.memory_timer_table import DiskTable
 from pipeline.testing.simulated_agent import simulated_settings
@@ -174,6 +175,67 @@ def test_crash_in_the_middle_of_a_restore_is_repaired_by_the_next_one() -> None:
 
         assert sorted(world.emitted()) == [f"task {number:03}" for number in range(1, 350, 2)]
         await world.heal_and_check()
+
+    run_virtual(main)
+
+
+def test_table_that_rots_under_a_running_owner_is_replaced_by_itself() -> None:
+    """A bad block is found when it is read: put aside, restored, and the timers go on."""
+
+    async def main() -> None:
+        world = SimulatedWorld()
+        agent = await world.started()
+        world.schedule("pending", due_in_ms=30_000)
+        await world.applied(agent)
+        world.disk.spoil(0)
+        await world.until(lambda: world.emitted() == ["pending"])
+
+        assert len(world.disk.aside) == 1
+        await world.heal_and_check()
+
+    run_virtual(main)
+
+
+def test_owner_lives_on_while_its_rotten_table_cannot_be_put_aside() -> None:
+    """A disk that refuses even that must not end the owner: the partition would be orphaned when it is mended."""
+
+    async def main() -> None:
+        world = SimulatedWorld()
+        agent = await world.started()
+        world.schedule("pending", due_in_ms=30_000)
+        await world.applied(agent)
+        world.disk.refuses_renames = True
+        world.disk.spoil(0)
+        await world.clock.advance(100_000)
+        assert world.emitted() == []
+        world.disk.refuses_renames = False
+
+        await world.until(lambda: world.emitted() == ["pending"])
+
+        await world.heal_and_check()
+
+    run_virtual(main)
+
+
+def test_rubbish_in_task_state_is_refused_and_piles_up_no_tables() -> None:
+    """The changelog itself can't be read: no local table is at fault, and each attempt must not put one aside."""
+
+    async def main() -> None:
+        world = SimulatedWorld()
+        agent = await world.started()
+        world.schedule("pending", due_in_ms=30_000)
+        await world.applied(agent)
+        await agent.kill()
+        world.cluster.send("task-state", b"pending", b"rubbish", partition=0)
+
+        refused = world.agent()
+        refused.start()
+        await world.clock.advance(600_000)
+
+        assert refused.owner.status.phase is Phase.REFUSED
+        assert "task-state" in refused.owner.status.message
+        assert len(world.disk.aside) <= 1
+        assert world.emitted() == []
 
     run_virtual(main)
 
