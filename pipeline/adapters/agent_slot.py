@@ -7,6 +7,8 @@ killed finds its own tables again, and two never open the same one.
 import fcntl
 import json
 import os
+import uuid
+from collections.abc import Callable
 from pathlib import Path
 from typing import IO, Self
 
@@ -53,6 +55,30 @@ class AgentSlot:
     def tables(self) -> Path:
         """Where this agent's timer tables are, a folder for each partition."""
         return self.folder / "tables"
+
+    @property
+    def member(self) -> str:
+        """This slot's name in the group, the same at each start."""
+        return self._kept("member", lambda: f"duetasks-{uuid.uuid4()}")
+
+    def port(self, free: Callable[[int], int]) -> int:
+        """The port of the last start if `free` still gives it, else the one that it gives for 0; kept for the next."""
+        last = self.folder / "port"
+        wanted = int(last.read_text("ascii")) if last.exists() else 0
+        try:
+            port = free(wanted)
+        except UnavailableError:
+            port = free(0)
+        last.write_text(str(port), "ascii")
+        return port
+
+    def _kept(self, name: str, make: Callable[[], str]) -> str:
+        kept = self.folder / name
+        if not kept.exists():
+            draft = self.folder / f"{name}.new"
+            draft.write_text(make(), "ascii")
+            draft.replace(kept)
+        return kept.read_text("ascii")
 
     def announce(self, url: str) -> None:
         """Write down where this agent answers, for commands on the same data folder."""

@@ -167,6 +167,14 @@ class _BatchThread(driver.AIOKafkaConsumerThread):  # type: ignore[misc]  # Faus
         registry.wake_fetcher = lambda: loop.call_soon_threadsafe(self._wished.set)
         return consumer
 
+    async def on_thread_stop(self) -> None:
+        """Leave the group in an orderly end, so that others take over now and not when the session has ended."""
+        if self.app.leaves_group and self._consumer is not None:
+            coordinator = self._consumer._coordinator  # noqa: SLF001  # a static member never leaves by itself
+            if coordinator is not None:
+                coordinator._group_instance_id = None  # noqa: SLF001  # the same
+        await super().on_thread_stop()
+
     def verify_event_path(self, now: float, tp: Any) -> None:  # noqa: ANN401  # Faust's own signature
         """Faust judges progress by its own acks, which are not used here; owners report their own."""
 

@@ -8,6 +8,8 @@ from collections.abc import AsyncIterator, Iterable
 from typing import Any
 
 import faust
+from faust.assignor.partition_assignor import PartitionAssignor
+from faust.tables.manager import TableManager
 from yarl import URL
 
 from pipeline.adapters.batch_transport import FETCH_BYTES_MAX, FeedRegistry, FetchedBatch
@@ -17,20 +19,53 @@ from pipeline.service.owner_pool import OwnerPool
 __all__ = ["AgentApp", "build_faust_app"]
 
 
+class _NoTables(TableManager):  # type: ignore[misc]  # Faust ships no types
+    """Faust waits a second for tables to register; there are none, and a restart should not take that second."""
+
+    async def on_start(self) -> None:
+        """Called by Faust."""
+        await self._update_channels()
+        await self.recovery.start()
+
+
+class _Assignor(PartitionAssignor):  # type: ignore[misc]  # the same
+    """Takes the group's word also where it remembers an earlier address of this agent.
+
+    A static member that starts again is given its old assignment, with the address that it had then; Faust's own
+    assertion on that would leave the consumer stuck until its session ends.
+    """
+
+    def on_assignment(self, assignment: Any) -> None:  # noqa: ANN401  # Faust's own signature
+        """Called by the consumer when the group has decided."""
+        try:
+            super().on_assignment(assignment)
+        except AssertionError:
+            if sorted(assignment.assignment) != sorted(self._assignment.kafka_protocol_assignment(self._table_manager)):
+                raise
+
+
 class AgentApp(faust.App):  # type: ignore[misc]  # Faust ships no types
     """A Faust app that carries the feeds between its consumer and the owners."""
 
     feeds: FeedRegistry
+    leaves_group: bool
+    """Whether an orderly end gives the partitions up at once; not where the user plans restarts."""
 
 
-def build_faust_app(settings: Settings, *, url: str, http_port: int) -> AgentApp:
-    """The app, without its agent yet; `url` is how other agents reach this one."""
+def build_faust_app(settings: Settings, *, url: str, http_port: int, member: str) -> AgentApp:
+    """The app, without its agent yet.
+
+    `url` is how other agents reach this one. `member` names this agent to the group: when it was killed and starts
+    again, the group gives it its partitions back at once instead of waiting for the session of the dead one to end.
+    """
     assert settings.bootstrap_servers is not None, "the caller has connected the settings"
     app = AgentApp(
         settings.group_id,
         broker=[URL(f"duetasks://{server.strip()}") for server in settings.bootstrap_servers.split(",")],
         broker_credentials=_credentials(settings),
         env={},  # Faust's own variables (WEB_PORT, ...) are not part of our settings
+        TableManager=_NoTables,
+        PartitionAssignor=_Assignor,
         store="memory://",
         datadir=str(settings.data_dir / "faust"),
         autodiscover=False,
@@ -40,7 +75,7 @@ def build_faust_app(settings: Settings, *, url: str, http_port: int) -> AgentApp
         processing_guarantee="at_least_once",  # correctness is the owners' transactions
         consumer_auto_offset_reset="earliest",
         consumer_max_fetch_size=FETCH_BYTES_MAX,
-        consumer_group_instance_id=settings.group_instance_id,
+        consumer_group_instance_id=settings.group_instance_id or member,
         broker_session_timeout=settings.session_timeout_ms / 1000,
         broker_heartbeat_interval=max(0.3, settings.session_timeout_ms / 3_500),
         broker_rebalance_timeout=max(30.0, settings.session_timeout_ms / 1000),
@@ -64,6 +99,7 @@ def build_faust_app(settings: Settings, *, url: str, http_port: int) -> AgentApp
         worker_redirect_stdouts=False,
     )
     app.feeds = FeedRegistry()
+    app.leaves_group = settings.group_instance_id is None
     return app
 
 

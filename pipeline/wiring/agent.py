@@ -59,9 +59,11 @@ def run_agent(settings: Settings, *, accept_loss: bool = False) -> int:
         log.warning("topic_advice", message=advice.message)
     slot = AgentSlot.take(settings.data_dir)
     try:
-        port = _free_port(settings)
+        find = partial(_free_port, settings.http_host)
+        # A free port is kept over restarts: other agents know this one's address from the last assignment.
+        port = find(settings.http_port) if settings.http_port else slot.port(find)
         url = settings.advertised_url or f"http://{settings.http_host}:{port}"
-        app = build_faust_app(settings, url=url, http_port=port)
+        app = build_faust_app(settings, url=url, http_port=port, member=slot.member)
         agent = _Agent(settings, app, slot, url, accept_loss=accept_loss)
         # What is loaded by now stays: the collector need not look at it, nor run after every few hundred new objects.
         gc.collect()
@@ -188,15 +190,15 @@ class _Agent:
         )
 
 
-def _free_port(settings: Settings) -> int:
+def _free_port(host: str, port: int) -> int:
     """The port to listen on; 0 takes a free one. Raises `UnavailableError` if the wanted one is taken."""
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
-            probe.bind((settings.http_host, settings.http_port))
+            probe.bind((host, port))
         except OSError as error:
             raise UnavailableError(
-                f"port {settings.http_port} on {settings.http_host} is taken ({error.strerror}): "
+                f"port {port} on {host} is taken ({error.strerror}): "
                 "set DUETASKS_HTTP_PORT to another, or to 0 for a free one"
             ) from error
         return int(probe.getsockname()[1])
