@@ -46,7 +46,7 @@ _SENTENCES: Final = {
     Verdict.SCHEDULED: "The task is scheduled.",
     Verdict.RESCHEDULED: "The task is scheduled, in place of what was scheduled before.",
     Verdict.DUPLICATE: "An event with this id was applied before: nothing changed.",
-    Verdict.STALE: "Refused: an event with a higher version was applied before.",
+    Verdict.STALE: "Refused: an event with this version or a higher one was applied before.",
     Verdict.CANCELLED: "The task is cancelled.",
     Verdict.ALREADY_CANCELLED: "The task was cancelled before.",
     Verdict.TOO_LATE: "Too late: the task was emitted before.",

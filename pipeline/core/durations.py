@@ -99,7 +99,7 @@ def instant_ms(moment: datetime) -> InstantMs:
 
 def duration_ms(duration: timedelta) -> DurationMs:
     """Milliseconds in `duration`, rounded up."""
-    return DurationMs(-(-duration // timedelta(milliseconds=1)))
+    return DurationMs(-(duration // timedelta(milliseconds=-1)))  # the longest one has no negative
 
 
 def format_instant(at_ms: InstantMs) -> str:
