@@ -4,12 +4,14 @@ The order of the steps is the guarantee; `docs/explanation/guarantees.md` tells 
 """
 
 from collections.abc import Callable
+from contextlib import aclosing
+from typing import Final
 
 import msgspec
 import structlog
 
-from pipeline.core.positions import InputPosition, Positions, resume_input, table_fault
-from pipeline.core.tasks import InstantMs, Offset
+from pipeline.core.positions import POSITIONS_KEY, InputPosition, Positions, resume_input, table_fault
+from pipeline.core.tasks import InstantMs, Offset, Partition
 from pipeline.errors import CorruptStateError, DataLossError, TopicMismatchError
 from pipeline.ports import (
     Clock,
@@ -32,6 +34,9 @@ __all__ = ["Acquisition", "Outside", "Owned", "decode_meta", "encode_meta"]
 log = structlog.get_logger(__name__)
 
 Progress = Callable[[int, int], None]
+
+TAIL_RECORDS: Final = 10_000
+"""More than a transaction or two: so many records of `task-state` hold a positions record, unless many were aborted."""
 
 
 class Outside(msgspec.Struct, frozen=True, kw_only=True):
@@ -194,6 +199,7 @@ class Acquisition:
         count = identity.topics[settings.events_topic].partition_count
         if positions is None:
             await self._refuse_lost_state()
+            await self._refuse_added_partition(count)
             return Positions(
                 cluster_id=identity.cluster_id,
                 state_topic_id=identity.topics[settings.state_topic].topic_id,
@@ -203,11 +209,7 @@ class Acquisition:
                 stamp_ms=stamp_ms,
                 owner=settings.owner,
             )
-        if positions.partition_count != count:
-            raise TopicMismatchError(
-                f"task-events has {count} partitions, the timers were placed with {positions.partition_count}: "
-                "cancels would miss their tasks; move to new topics, see docs/how-to/change-the-partition-count.md"
-            )
+        _check_recorded_count(positions, count)
         return msgspec.structs.replace(
             positions,
             cluster_id=identity.cluster_id,
@@ -227,6 +229,23 @@ class Acquisition:
                 f"{committed or 0}, due-tasks ends at {emitted}): reading on would fire again what has fired; stop the "
                 "agents and run `duetasks rebuild --from events`"
             )
+
+    async def _refuse_added_partition(self, count: int) -> None:
+        """A partition without a past is new as all are, or was added to topics in use: partition 0 tells which.
+
+        It never had a task itself, but a cancel of one that it is given now may still be sent by the count before.
+        """
+        if self._settings.partition == 0:
+            return
+        end = await self._outside.end_offsets.end_offset(self._settings.state_topic, 0)
+        for start in dict.fromkeys((max(0, end - TAIL_RECORDS), 0)):
+            chunks = self._outside.state_log.read(Partition(0), Offset(start), end)
+            async with aclosing(chunks):
+                async for chunk in chunks:
+                    raw = dict(chunk.records).get(POSITIONS_KEY)
+                    if raw is not None:
+                        _check_recorded_count(self._outside.codec.decode_positions(raw), count)
+                        return
 
     async def _find_place(self, owned: Owned, identity: ClusterIdentity) -> Positions:
         """The positions with the input's place made sure of: a topic created anew starts at 0, lost records refuse."""
@@ -261,4 +280,13 @@ class Acquisition:
         # The log ends before our place: offsets will be used again, generations must not be.
         return msgspec.structs.replace(
             place, position=end, generation_base=place.generation_base + place.position - end
+        )
+
+
+def _check_recorded_count(recorded: Positions, count: int) -> None:
+    """Raise `TopicMismatchError` if the topics have another partition count than the one that tasks were placed by."""
+    if recorded.partition_count != count:
+        raise TopicMismatchError(
+            f"task-events has {count} partitions, the timers were placed with {recorded.partition_count}: "
+            "cancels would miss their tasks; move to new topics, see docs/how-to/change-the-partition-count.md"
         )
