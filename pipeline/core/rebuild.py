@@ -9,8 +9,8 @@ The events are folded by the same lifecycle as ever; what it can't know from the
    was due later has fired, at a position where this one's schedule was applied already, then this one was no timer any
    more: it fired, and its emission has expired; or its schedule was refused. It must not fire again.
 3. **What the topics can't tell, `task-state` may.** A row whose schedule is no longer among the events is kept. Where
-   both tell, and differ, the topics win; but a version once seen stays seen, and a row that notes that the event was
-   refused is believed.
+   both tell, and differ, the topics win; but a version once seen stays seen, what is over stays over, and a row that
+   notes that the event was refused is believed.
 """
 
 from bisect import bisect_left
@@ -56,12 +56,11 @@ _FIRED: Final = frozenset({Status.EMITTED, Status.DEAD})
 
 
 class Source(StrEnum):
-    """Where a rebuilt row comes from."""
+    """What became of a row of `task-state`."""
 
     CONFIRMED = "CONFIRMED"  # events and `task-state` agree
     CORRECTED = "CORRECTED"  # they differed, the topics won
     KEPT = "KEPT"  # only `task-state` knows
-    ADDED = "ADDED"  # `task-state` did not know
 
 
 class Emission(msgspec.Struct, frozen=True, kw_only=True, gc=False):
@@ -187,13 +186,19 @@ def reconcile(
     if folded.generation == known.generation:
         if folded.status is known.status and folded.due_at_ms == known.due_at_ms:
             return _with_place_of(known, folded), Source.CONFIRMED
-        if accepted or folded.status in _FIRED:
-            return _with_version_of(folded, known), Source.CORRECTED
-        return known, Source.KEPT
+        # An emission may have expired, a cancel may have been lost: what is over for one of them is over.
+        if _finality(folded) < _finality(known):
+            return known, Source.KEPT
+        return _with_version_of(folded, known), Source.CORRECTED
     has_fired = folded.status in _FIRED and folded.generation > known.generation
     if not has_fired and (not accepted or _was_refused(folded, known, generation_base)):
         return known, Source.KEPT
     return _with_version_of(folded, known), Source.CORRECTED
+
+
+def _finality(state: TaskState) -> int:
+    """How much is over: a timer, a task that was stopped, one that has fired."""
+    return 2 if state.status in _FIRED else int(state.status in FINAL)
 
 
 def _was_refused(folded: TaskState, known: TaskState, generation_base: int) -> bool:

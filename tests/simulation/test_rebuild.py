@@ -1,0 +1,538 @@
+"""Rebuilding `task-state` from the other topics: the same tasks, and nothing fires twice."""
+
+from __future__ import annotations
+
+import random
+from typing import TYPE_CHECKING
+
+import msgspec
+import pytest
+
+from pipeline.core.tasks import NO_HEADERS, DurationMs, Offset, Status, TaskState
+from pipeline.errors import FencedError, RefusedError, TopicMismatchError
+from pipeline.testing.memory_cluster import NewRecord
+from pipeline.testing.simulated_agent import simulated_settings
+from pipeline.testing.simulated_world import SimulatedWorld
+from pipeline.testing.virtual_time import run_virtual
+from tests.simulation.recovering import rebuild, rebuilder, settle, states
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+pytestmark = pytest.mark.simulation
+
+KEEP = simulated_settings(retention_ms=DurationMs(10**12), heartbeat_interval_ms=2_000, batch_records_max=5, fire_max=3)
+
+
+async def _history(world: SimulatedWorld, seed: int, *, actions: int = 80) -> None:
+    """A busy upstream and agents that come and go; all randomness comes from `seed`."""
+    rng = random.Random(seed)
+    versions: dict[str, int] = {}
+    agent = await world.started(settings=KEEP)
+    for number in range(actions):
+        task_id = f"task {rng.randrange(8)}"
+        version = 0
+        if task_id[-1] in "012":
+            version = max(1, versions.get(task_id, 0) + rng.choice([-1, 0, 1, 1]))
+            versions[task_id] = max(version, versions.get(task_id, 0))
+        choice = rng.random()
+        if choice < 0.5:
+            due_in_ms = rng.choice([-500, 0, 1, 50, 400, 2_000, 50_000])
+            world.schedule(task_id, due_in_ms=due_in_ms, version=version, event_id=f"e{number}")
+        elif choice < 0.8:
+            world.cancel(task_id, version=version, event_id=f"e{number}")
+        elif choice < 0.87 and world.acknowledged:
+            world.send(rng.choice(world.acknowledged[-5:]).event)
+        elif choice < 0.93:
+            world.cluster.send("task-events", b"task 3", rng.choice([None, b"rubbish"]), partition=0)
+        elif choice < 0.97:
+            await agent.kill()
+            await world.clock.advance(rng.choice([0, 1_000]))
+            agent = await world.started(settings=KEEP)
+        await world.clock.advance(rng.choice([0, 0, 1, 20, 300, 900]))
+    await settle(world)
+
+
+def _told(found: dict[str, TaskState]) -> dict[str, TaskState]:
+    """States, without the place of an emission that the owner did not know when it wrote the row."""
+    return {
+        task_id: msgspec.structs.replace(state, emitted_offset=Offset(-1)) if state.fired_at_ms else state
+        for task_id, state in found.items()
+    }
+
+
+def _lose_state(world: SimulatedWorld) -> None:
+    world.cluster.create_topic("task-state", 1)
+    world.disk.lose(0)
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_rebuilt_from_topics_alone_equals_the_table(seed: int) -> None:
+    """With everything retained, the topics tell the whole state: generations, versions, verdicts, places."""
+
+    async def main() -> None:
+        world = SimulatedWorld()
+        await _history(world, seed)
+        before = states(world)
+        _lose_state(world)
+
+        report = await rebuild(world, KEEP)
+
+        assert _told(states(world)) == _told(before)
+        assert (report.rows, report.added, report.presumed) == (len(before), len(before), 0)
+        await world.heal_and_check(pass_ms=120_000)
+
+    run_virtual(main)
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_rebuilt_beside_the_state_confirms_every_row(seed: int) -> None:
+    """Where nothing is wrong, nothing is corrected, and the memory of event ids is kept too."""
+
+    async def main() -> None:
+        world = SimulatedWorld()
+        await _history(world, seed)
+        before = states(world)
+
+        report = await rebuild(world, KEEP)
+
+        assert _told(states(world)) == _told(before)
+        assert (report.corrected, report.added, report.removed, report.presumed) == (0, 0, 0, 0)
+        assert report.confirmed == len(before)
+        await world.heal_and_check(pass_ms=120_000)
+
+    run_virtual(main)
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_compaction_does_not_make_anything_fire_twice(seed: int) -> None:
+    """The cleaner leaves the last event of a task, which may be a stale one; what `task-state` knows is kept."""
+
+    async def main() -> None:
+        world = SimulatedWorld()
+        await _history(world, seed)
+        before = states(world)
+        world.cluster.log("task-events", 0).compact(before=world.position())
+
+        report = await rebuild(world, KEEP)
+
+        assert _told(states(world)) == _told(before)
+        assert report.corrected == 0
+        await world.heal_and_check(pass_ms=120_000)
+
+    run_virtual(main)
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_without_state_and_compacted_the_emitted_stays_emitted(seed: int) -> None:
+    """With `task-state` lost as well, the emissions still say what must not fire again."""
+
+    async def main() -> None:
+        world = SimulatedWorld()
+        await _history(world, seed)
+        emitted = {(task.task_id, task.generation) for task in world.emissions()}
+        world.cluster.log("task-events", 0).compact(before=world.position())
+        _lose_state(world)
+
+        await rebuild(world, KEEP)
+
+        rebuilt = states(world)
+        again = [task for task in rebuilt.values() if (task.task_id, task.generation) in emitted]
+        assert all(task.status is Status.EMITTED for task in again)
+        agent = await world.started(settings=KEEP)
+        await world.clock.advance(120_000)
+        await agent.stop()
+        pairs = [(task.task_id, task.generation) for task in world.emissions()]
+        assert len(pairs) == len(set(pairs)), "fired twice"
+
+    run_virtual(main)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_expired_emissions_do_not_fire_again(seed: int) -> None:
+    """Retention removes emissions; those that remain overtook what fired before them."""
+
+    async def main() -> None:
+        world = SimulatedWorld()
+        await _history(world, seed)
+        count = len(world.emitted())
+        scheduled = {task.task_id: task.generation for task in states(world).values() if task.status == "SCHEDULED"}
+        due_log = world.cluster.log("due-tasks", 0)
+        last = due_log.committed()[-1].offset if count else 0
+        due_log.delete_before(Offset(random.Random(seed).randint(0, last)))
+        _lose_state(world)
+
+        report = await rebuild(world, KEEP)
+
+        rebuilt = {task.task_id: task.generation for task in states(world).values() if task.status == "SCHEDULED"}
+        assert rebuilt == scheduled
+        assert count == 0 or report.notes
+
+    run_virtual(main)
+
+
+def test_all_emissions_expired_presumes_what_is_overdue_unless_state_vouches() -> None:
+    """Nothing tells fired from waiting then: rather late by a person's hand than twice by ours."""
+
+    async def main() -> None:
+        world = SimulatedWorld()
+        agent = await world.started(settings=KEEP)
+        world.schedule("fired", due_in_ms=100)
+        world.schedule("later", due_in_ms=10_000)
+        world.schedule("far", due_in_ms=10**8)
+        await world.clock.advance(1_000)
+        await agent.stop()
+        await world.clock.advance(60_000)  # "later" is overdue, and was never emitted
+        world.cluster.log("due-tasks", 0).delete_before(world.cluster.log("due-tasks", 0).end_offset)
+
+        with_state = await rebuilder(world, KEEP).plan()
+        _lose_state(world)
+        without = await rebuild(world, KEEP)
+
+        assert (with_state.presumed, with_state.overdue) == (0, 1)
+        assert (without.presumed, without.overdue) == (2, 0)
+        assert {task_id: task.status for task_id, task in states(world).items()} == {
+            "fired": Status.EMITTED,
+            "later": Status.EMITTED,
+            "far": Status.SCHEDULED,
+        }
+
+    run_virtual(main)
+
+
+def test_cancel_after_the_emission_is_too_late_in_the_rebuilt_table() -> None:
+    """How far the events had been applied when it fired stands on the emission: the order is not guessed."""
+
+    async def main() -> None:
+        world = SimulatedWorld()
+        agent = await world.started(settings=KEEP)
+        world.schedule("x", due_in_ms=100)
+        await world.clock.advance(1_000)
+        world.cancel("x")
+        world.schedule("y", due_in_ms=100)
+        world.cancel("y")
+        await world.applied(agent)
+        await world.clock.advance(1_000)
+        await agent.stop()
+        _lose_state(world)
+
+        await rebuild(world, KEEP)
+
+        rebuilt = states(world)
+        assert (rebuilt["x"].status, [entry.verdict for entry in rebuilt["x"].verdicts]) == (
+            Status.EMITTED,
+            ["SCHEDULED", "TOO_LATE"],
+        )
+        assert rebuilt["y"].status is Status.CANCELLED
+        assert world.emitted() == ["x"]
+
+    run_virtual(main)
+
+
+def test_undeliverable_tasks_stay_dead() -> None:
+    """What was set aside must not be tried again by a rebuild."""
+
+    async def main() -> None:
+        world = SimulatedWorld()
+        small = simulated_settings(retention_ms=KEEP.retention_ms, emit_bytes_max=2_000)
+        agent = await world.started(settings=small)
+        world.schedule("large", due_in_ms=100, payload=bytes(3_000))
+        world.schedule("small", due_in_ms=100)
+        await world.clock.advance(1_000)
+        world.cancel("large")
+        await world.applied(agent)
+        await agent.stop()
+        before = states(world)
+        _lose_state(world)
+
+        await rebuild(world, small)
+
+        assert before["large"].status is Status.DEAD
+        assert _told(states(world)) == _told(before)
+
+    run_virtual(main)
+
+
+def test_refused_events_stay_refused_under_wider_limits() -> None:
+    """What `dead-tasks` says was refused is not accepted years later because a limit was raised."""
+
+    async def main() -> None:
+        world = SimulatedWorld()
+        strict = msgspec.structs.replace(KEEP, limits=msgspec.structs.replace(KEEP.limits, event_bytes_max=1_000))
+        agent = await world.started(settings=strict)
+        world.schedule("x", due_in_ms=10**7)
+        world.schedule("x", due_in_ms=10**7, payload=bytes(2_000), event_id="too large")
+        await world.applied(agent)
+        await agent.stop()
+        before = states(world)
+        _lose_state(world)
+
+        await rebuild(world, KEEP)
+
+        assert [entry.verdict for entry in before["x"].verdicts] == ["SCHEDULED", "REJECTED"]
+        assert states(world) == before
+
+    run_virtual(main)
+
+
+def test_generations_go_on_above_those_used_after_events_were_recreated() -> None:
+    """A generation that is used again would be taken for applied by every ledger."""
+
+    async def main() -> None:
+        world = SimulatedWorld()
+        agent = await world.started(settings=KEEP)
+        for number in range(5):
+            world.schedule(f"old {number}", due_in_ms=10)
+        await world.clock.advance(1_000)
+        await agent.stop()
+        used = {task.generation for task in world.emissions()}
+        world.recreate_events()
+        world.schedule("new", due_in_ms=10)
+        _lose_state(world)
+
+        report = await rebuild(world, KEEP)
+        agent = await world.started(settings=KEEP)
+        await world.clock.advance(1_000)
+        await agent.stop()
+
+        assert report.generation_base >= max(used)
+        assert [task.generation > max(used) for task in world.emissions() if task.task_id == "new"] == [True]
+        assert sorted(world.emitted()) == ["new", *(f"old {number}" for number in range(5))]
+
+    run_virtual(main)
+
+
+def test_events_recreated_with_state_keeps_the_old_timers() -> None:
+    """Timers of before stand in `task-state` alone: they are kept, and fire."""
+
+    async def main() -> None:
+        world = SimulatedWorld()
+        agent = await world.started(settings=KEEP)
+        world.schedule("old", due_in_ms=60_000)
+        world.schedule("gone", due_in_ms=10)
+        await world.clock.advance(1_000)
+        await agent.stop()
+        world.recreate_events()
+        world.schedule("new", due_in_ms=60_000)
+
+        report = await rebuild(world, KEEP)
+
+        assert (report.kept, report.corrected) == (1, 0)
+        await world.heal_and_check(pass_ms=120_000)
+        assert sorted(world.emitted()) == ["gone", "new", "old"]
+
+    run_virtual(main)
+
+
+def test_timers_whose_events_expired_are_kept() -> None:
+    """A task due in a year outlives its event; only its row knows it."""
+
+    async def main() -> None:
+        world = SimulatedWorld()
+        agent = await world.started(settings=KEEP)
+        world.schedule("in a year", due_in_ms=60_000)
+        world.schedule("other", due_in_ms=60_000)
+        await world.applied(agent)
+        await agent.stop()
+        before = states(world)
+        world.cluster.log("task-events", 0).delete_before(Offset(1))
+
+        report = await rebuild(world, KEEP)
+
+        assert (report.kept, report.confirmed) == (1, 1)
+        assert states(world) == before
+
+    run_virtual(main)
+
+
+def test_lost_tail_of_state_is_mended_from_the_topics() -> None:
+    """An unclean election took the last rows: the cancel is still an event, the emission still stands on its topic."""
+
+    async def main() -> None:
+        world = SimulatedWorld()
+        agent = await world.started(settings=KEEP)
+        world.schedule("fires", due_in_ms=5_000)
+        world.schedule("cancelled", due_in_ms=20_000)
+        await world.applied(agent)
+        kept = world.cluster.log("task-state", 0).end_offset
+        world.cancel("cancelled")
+        await world.clock.advance(6_000)
+        await agent.stop()
+        log = world.cluster.log("task-state", 0)
+        log.entries = [entry for entry in log.entries if entry.offset < kept]
+        log.end_offset = kept
+        world.disk.lose(0)
+
+        await rebuild(world, KEEP)
+
+        assert {task_id: task.status for task_id, task in states(world).items()} == {
+            "fires": Status.EMITTED,
+            "cancelled": Status.CANCELLED,
+        }
+        await world.heal_and_check(pass_ms=120_000)
+        assert world.emitted() == ["fires"]
+
+    run_virtual(main)
+
+
+def test_replayed_emissions_are_no_evidence() -> None:
+    """A copy stands at another place, and may be of any age."""
+
+    async def main() -> None:
+        world = SimulatedWorld()
+        agent = await world.started(settings=KEEP)
+        world.schedule("x", due_in_ms=10)
+        await world.clock.advance(1_000)
+        await agent.stop()
+        before = states(world)
+        original = world.cluster.committed("due-tasks")[0]
+        producer = world.cluster.producer("replay")
+        producer.init()
+        producer.send(
+            NewRecord(
+                topic="due-tasks",
+                partition=0,
+                key=original.key,
+                value=original.value,
+                headers={**NO_HEADERS, "duetasks-replay": b"1"},
+            )
+        )
+        producer.commit()
+        _lose_state(world)
+
+        report = await rebuild(world, KEEP)
+
+        assert report.emissions == 1
+        assert _told(states(world)) == _told(before)
+        assert states(world)["x"].emitted_offset == original.offset
+
+    run_virtual(main)
+
+
+def test_finished_tasks_past_their_retention_are_not_brought_back() -> None:
+    """The table forgets them after a while; so does a rebuild, which writes the tombstones."""
+
+    async def main() -> None:
+        short = simulated_settings(retention_ms=DurationMs(5_000))
+        world = SimulatedWorld()
+        agent = await world.started(settings=short)
+        world.schedule("x", due_in_ms=10)
+        world.schedule("y", due_in_ms=10**8)
+        await world.clock.advance(1_000)
+        await agent.stop()
+        await world.clock.advance(10_000)
+
+        report = await rebuild(world, short)
+
+        assert (report.removed, report.rows) == (1, 1)
+        assert set(states(world)) == {"y"}
+        await world.heal_and_check(pass_ms=1_000)
+
+    run_virtual(main)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_planning_changes_nothing(seed: int) -> None:
+    """`--dry-run` is safe beside running agents: not a record, not an epoch."""
+
+    async def main() -> None:
+        world = SimulatedWorld()
+        await _history(world, seed, actions=30)
+        before = {topic: list(log.logs[0].entries) for topic, log in world.cluster.topics().items()}
+        work = rebuilder(world, KEEP)
+
+        first = await work.plan()
+        second = await work.plan()
+        work.close()
+
+        assert first == second
+        assert {topic: list(log.logs[0].entries) for topic, log in world.cluster.topics().items()} == before
+
+    run_virtual(main)
+
+
+def test_an_agent_that_ran_meanwhile_refuses_the_plan() -> None:
+    """What fired between plan and write is not in the plan."""
+
+    async def main() -> None:
+        world = SimulatedWorld()
+        agent = await world.started(settings=KEEP)
+        world.schedule("x", due_in_ms=60_000)
+        await world.applied(agent)
+        await agent.stop()
+        work = rebuilder(world, KEEP)
+        report = await work.plan()
+        agent = await world.started(settings=KEEP)
+        await world.clock.advance(61_000)
+        await agent.stop()
+        before = states(world)
+
+        with pytest.raises(RefusedError, match="changed while"):
+            await work.write(report)
+        work.close()
+
+        assert states(world) == before
+        await world.heal_and_check(pass_ms=1_000)
+
+    run_virtual(main)
+
+
+def test_an_agent_that_starts_fences_the_rebuild() -> None:
+    """The rebuild writes under the owner's own id: all of it or nothing."""
+
+    async def main() -> None:
+        world = SimulatedWorld()
+        agent = await world.started(settings=KEEP)
+        world.schedule("x", due_in_ms=60_000)
+        await world.applied(agent)
+        await agent.stop()
+        before = states(world)
+        work = rebuilder(world, KEEP)
+        report = await work.plan()
+        started = []
+        replace_all = work._replace_all
+
+        async def late(*arguments: object) -> None:
+            started.append(await world.started(settings=KEEP))
+            await replace_all(*arguments)  # type: ignore[arg-type]  # handed on
+
+        work._replace_all = late  # type: ignore[method-assign]  # the moment between acquiring and writing
+
+        with pytest.raises(FencedError):
+            await work.write(report)
+        work.close()
+
+        assert states(world) == before
+        await world.heal_and_check(pass_ms=120_000)
+
+    run_virtual(main)
+
+
+def _add_partition(world: SimulatedWorld) -> None:
+    for topic in world.cluster.topics():
+        world.cluster.add_partitions(topic, 2)
+
+
+@pytest.mark.parametrize(
+    ("spoil", "message"),
+    [
+        (lambda world: world.cluster.delete_topic("dead-tasks"), "does not exist"),
+        (lambda world: world.cluster.add_partitions("due-tasks", 2), "counts differ"),
+        (_add_partition, "were placed with"),
+    ],
+)
+def test_topics_that_do_not_fit_refuse(spoil: Callable[[SimulatedWorld], None], message: str) -> None:
+    """Events of one task in two partitions can't be folded apart."""
+
+    async def main() -> None:
+        world = SimulatedWorld()
+        agent = await world.started(settings=KEEP)
+        world.schedule("x", due_in_ms=60_000)
+        await world.applied(agent)
+        await agent.stop()
+        spoil(world)
+
+        with pytest.raises(TopicMismatchError, match=message):
+            await rebuilder(world, KEEP).plan()
+
+    run_virtual(main)
