@@ -22,6 +22,7 @@ __all__ = ["COMMANDS", "build_app", "run"]
 # The order of the help text.
 COMMANDS: Final = (
     "up_command",
+    "demo_command",
     "schedule_command",
     "status_command",
     "import_command",

@@ -1,16 +1,15 @@
 """`duetasks bench`: how fast this machine is with a real broker, a real agent and every promise kept."""
 
-import shutil
-import tempfile
+import signal
 from pathlib import Path
 from typing import Annotated
 
 import msgspec
 import typer
 
+from pipeline.cli.fresh_deployment import as_interrupt, fresh_deployment
 from pipeline.cli.options import OPERATION
 from pipeline.cli.output import Output
-from pipeline.cli.session import embedded_broker, load_settings
 
 __all__ = ["register"]
 
@@ -36,8 +35,7 @@ def bench(
 
     Exit code 1 if a task was early, lost or doubled.
     """
-    from pipeline.adapters.topic_setup import apply_topics  # noqa: PLC0415  # slow imports stay out of --help
-    from pipeline.cli.bench.figures import Sizes, rows  # noqa: PLC0415  # the same
+    from pipeline.cli.bench.figures import Sizes, rows  # noqa: PLC0415  # slow imports stay out of --help
     from pipeline.cli.bench.run import Run  # noqa: PLC0415  # the same
 
     output = Output(as_json=False)
@@ -48,22 +46,11 @@ def bench(
         lateness_s=lateness_s,
         payload_bytes=payload_bytes,
     )
-    folder = Path(tempfile.mkdtemp(prefix="duetasks-bench-"))
-    settings = load_settings().model_copy(
-        update={"data_dir": folder, "topic_prefix": "", "group_id": "bench", "group_instance_id": None}
-    )
-    with output.working("Starting Kafka") as on_progress:
-        broker = embedded_broker(settings, on_progress)
-        try:
-            settings = settings.with_bootstrap(broker.start().bootstrap_servers)
-            apply_topics(settings)
-            figures = Run(settings, sizes, on_progress).measure()
-        finally:
-            broker.stop()
-            if keep:
-                output.say(f"Logs and data stay in {folder}")
-            else:
-                shutil.rmtree(folder, ignore_errors=True)
+    signal.signal(signal.SIGTERM, as_interrupt)
+    with output.working("Starting Kafka") as on_progress, fresh_deployment("bench", on_progress, keep=keep) as settings:
+        if keep:
+            output.say(f"Logs and data: {settings.data_dir}")
+        figures = Run(settings, sizes, on_progress).measure()
     if json_file is not None:
         json_file.write_bytes(msgspec.json.format(msgspec.json.encode(figures)) + b"\n")
     output.table(

@@ -68,13 +68,17 @@ class ChildAgent:
         """Return once every partition is restored and fenced; raises `UnavailableError` with its last words."""
         until_s = time.monotonic() + timeout_s
         while time.monotonic() < until_s:
-            if self._child.poll() is not None:
-                raise UnavailableError(f"The agent ended with code {self._child.returncode}:\n{self._log_tail()}")
-            answer = self._ask()
-            if answer is not None and answer["ready"] and answer["partitions"]:
+            if self.is_ready():
                 return
             time.sleep(_PAUSE_S)
         raise UnavailableError(f"The agent was not ready within {timeout_s:g} s:\n{self._log_tail()}")
+
+    def is_ready(self) -> bool:
+        """Whether every partition is restored and fenced; raises `UnavailableError` if the process has ended."""
+        if self._child.poll() is not None:
+            raise UnavailableError(f"The agent ended with code {self._child.returncode}:\n{self._log_tail()}")
+        answer = self._ask()
+        return answer is not None and bool(answer["ready"] and answer["partitions"])
 
     def positions(self) -> dict[int, int]:
         """How far the table of each partition is in `task-events`; empty while the agent does not answer."""
