@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 __all__ = ["register"]
 
 _POLL_INTERVAL_MS: Final = 300_000
+_EXIT_READER_GONE: Final = 141  # 128 + SIGPIPE, as a shell reports it
 
 
 def register(app: typer.Typer) -> None:
@@ -85,8 +86,8 @@ def consume(
     _stop_on_signals(consumer)
     counts = consumer.run(applied_max=applied_max, idle_exit_ms=idle_exit_ms)
     output.say(_summary(counts))
-    if printer.broken_pipe is not None:
-        raise printer.broken_pipe
+    if printer.reader_gone:
+        raise typer.Exit(_EXIT_READER_GONE)
 
 
 class _Printer:
@@ -94,7 +95,7 @@ class _Printer:
 
     def __init__(self, output: Output) -> None:
         self._output = output
-        self.broken_pipe: BrokenPipeError | None = None
+        self.reader_gone = False
 
     def __call__(self, task: DueTask, context: "TaskContext") -> None:
         from pipeline.service.task_handling import ConsumerStopError  # noqa: PLC0415  # slow imports, as above
@@ -104,7 +105,7 @@ class _Printer:
                 task_fields(task, partition=context.partition, offset=context.offset, replay=context.replay)
             )
         except BrokenPipeError as error:
-            self.broken_pipe = error
+            self.reader_gone = True
             raise ConsumerStopError("nobody reads standard output any more") from error
 
 

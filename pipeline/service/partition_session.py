@@ -188,7 +188,7 @@ class PartitionSession:
 
     def on_due_record(self, record: DueRecord) -> None:
         """Buffer a record; a full buffer stops the fetching."""
-        if self.stage is not Stage.HANDLE or record.offset < self._position:
+        if self.stage is not Stage.HANDLE:
             return
         self._queue.append(record)
         self._queue_bytes += _size(record)

@@ -10,7 +10,7 @@ from pipeline.core.positions import Positions
 from pipeline.core.tasks import TaskState
 from pipeline.errors import CorruptStateError
 
-__all__ = ["PlainCodec"]
+__all__ = ["PlainCodec", "decode_plain", "encode_plain"]
 
 _T = TypeVar("_T")
 
@@ -20,7 +20,7 @@ class PlainCodec:
 
     def encode_event(self, event: Event) -> bytes:
         """The value of a `task-events` record: a byte that tells the kind, then the event."""
-        return (b"S" if isinstance(event, Schedule) else b"C") + _encode(event)
+        return (b"S" if isinstance(event, Schedule) else b"C") + encode_plain(event)
 
     def decode_event(self, value: bytes) -> Event | Rejection:
         """The event in a value, or why it is none."""
@@ -35,42 +35,44 @@ class PlainCodec:
 
     def encode_state(self, state: TaskState) -> bytes:
         """A row."""
-        return _encode(state)
+        return encode_plain(state)
 
     def decode_state(self, value: bytes) -> TaskState:
         """A row's state; raises `CorruptStateError`."""
-        return _decode(value, TaskState)
+        return decode_plain(value, TaskState)
 
     def encode_positions(self, positions: Positions) -> bytes:
         """A positions record."""
-        return _encode(positions)
+        return encode_plain(positions)
 
     def decode_positions(self, value: bytes) -> Positions:
         """A positions record's content; raises `CorruptStateError`."""
-        return _decode(value, Positions)
+        return decode_plain(value, Positions)
 
     def encode_due(self, task: DueTask) -> bytes:
         """A `due-tasks` value."""
-        return _encode(task)
+        return encode_plain(task)
 
     def decode_due(self, value: bytes) -> DueTask:
         """The due task in a value; raises `CorruptStateError`."""
-        return _decode(value, DueTask)
+        return decode_plain(value, DueTask)
 
     def encode_dead(self, task: DeadTask) -> bytes:
         """A `dead-tasks` value."""
-        return _encode(task)
+        return encode_plain(task)
 
     def decode_dead(self, value: bytes) -> DeadTask:
         """The dead task in a value; raises `CorruptStateError`."""
-        return _decode(value, DeadTask)
+        return decode_plain(value, DeadTask)
 
 
-def _encode(value: msgspec.Struct) -> bytes:
+def encode_plain(value: msgspec.Struct) -> bytes:
+    """Any value of the core."""
     return msgspec.msgpack.encode(value, enc_hook=_plain)
 
 
-def _decode(value: bytes, kind: type[_T]) -> _T:
+def decode_plain(value: bytes, kind: type[_T]) -> _T:
+    """The value in `value`; raises `CorruptStateError`."""
     try:
         return msgspec.msgpack.decode(value, type=kind)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
