@@ -74,10 +74,12 @@ class ImportFile:
             return start
         place = start
         with self._path.open("rb") as file:
-            while place.bytes < saved.bytes and (line := self._read_line(file)) is not None:
+            while place.lines < saved.lines and (line := self._read_line(file)) is not None:
                 place = _after(place, *line)
-        same = (place.lines, place.bytes, place.digest) == (saved.lines, saved.bytes, saved.digest)
-        return saved if same else msgspec.structs.replace(start, run=saved.run)
+        if (place.lines, place.digest) != (saved.lines, saved.digest):
+            return msgspec.structs.replace(start, run=saved.run)
+        # The bytes may be others: the last line may have got its end since.
+        return msgspec.structs.replace(saved, bytes=place.bytes)
 
     def lines(self, place: ImportPlace) -> Iterator[ImportedLine]:
         """The lines after `place` that are not empty."""
@@ -118,7 +120,7 @@ def _after(place: ImportPlace, line: bytes, size: int) -> ImportPlace:
         path=place.path,
         lines=place.lines + 1,
         bytes=place.bytes + size,
-        digest=blake2b(place.digest.encode() + line, digest_size=_DIGEST_BYTES).hexdigest(),
+        digest=blake2b(place.digest.encode() + line.rstrip(b"\r\n"), digest_size=_DIGEST_BYTES).hexdigest(),
         refused=place.refused,
         run=place.run,
     )

@@ -52,13 +52,14 @@ def test_an_import_goes_on_after_the_saved_line(path: Path) -> None:
     assert [line.value for line in again.lines(place)] == [b'{"c": 3}']
 
 
-def test_lines_that_were_added_are_all_that_is_left(path: Path) -> None:
-    """A file that grows can be imported again and again."""
-    path.write_bytes(b'{"a": 1}\n')
+@pytest.mark.parametrize(("before", "added"), [(b'{"a": 1}\n', b'{"b": 2}\n'), (b'{"a": 1}', b'\r\n{"b": 2}')])
+def test_lines_that_were_added_are_all_that_is_left(path: Path, before: bytes, added: bytes) -> None:
+    """A file that grows can be imported again and again, also if its last line had no end yet."""
+    path.write_bytes(before)
     file = _open(path)
     file.save(list(file.lines(file.place()))[-1].place)
     with path.open("ab") as more:
-        more.write(b'{"b": 2}\n')
+        more.write(added)
 
     place = _open(path).place()
 
