@@ -176,9 +176,13 @@ class OffsetsMovedError(RetryableError):
 
 
 class Commit(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """What a committed transaction learned: the offset of the last record that it wrote to `task-state`."""
+    """What a committed transaction learned: the offset of the last record that it wrote to `task-state`.
+
+    `last_offsets`: where the last record added by `produce` stands, by topic.
+    """
 
     last_state_offset: Offset
+    last_offsets: Mapping[str, Offset]
 
 
 class Transaction(Protocol):
@@ -219,8 +223,8 @@ class Transaction(Protocol):
     async def commit(self) -> Commit:
         """All or nothing.
 
-        Raises `PoisonedBatchError` (aborted; fewer records may do), `OffsetsMovedError` (aborted; ask for the ends
-        again), `RetryableError` (aborted cleanly),
+        Raises `PoisonedBatchError` (aborted; fewer records may do), `OffsetsMovedError` (aborted; somebody else
+        wrote in between), `RetryableError` (aborted cleanly),
         `FencedError`, `UnknownOutcomeError` (it may have committed: forget everything and acquire again).
         """
         ...

@@ -28,6 +28,11 @@ _POISON: Final = frozenset(
         KafkaError.INVALID_RECORD,
         KafkaError.INVALID_TIMESTAMP,
         KafkaError.POLICY_VIOLATION,
+    }
+)
+"""What a broker says of a record that it will never take; anything else says something of the broker."""
+_TOPIC_FAULTS: Final = frozenset(
+    {
         KafkaError.TOPIC_AUTHORIZATION_FAILED,
         KafkaError.TOPIC_EXCEPTION,
         KafkaError.UNKNOWN_TOPIC_OR_PART,
@@ -35,7 +40,7 @@ _POISON: Final = frozenset(
         KafkaError._UNKNOWN_TOPIC,  # noqa: SLF001  # the same
     }
 )
-"""What a broker says of a record that it will never take; anything else says something of the broker."""
+"""What it says of a topic: of a task's own target that is the task's fault, of our topics it is nobody's."""
 _FENCED: Final = frozenset(
     {
         KafkaError._FENCED,  # noqa: SLF001  # the same
@@ -46,6 +51,13 @@ _FENCED: Final = frozenset(
         KafkaError.UNKNOWN_PRODUCER_ID,
     }
 )
+_CAUSED_BY_ANOTHER: Final = frozenset(
+    {
+        KafkaError._PURGE_QUEUE,  # noqa: SLF001  # the same
+        KafkaError._PURGE_INFLIGHT,  # noqa: SLF001  # the same
+    }
+)
+"""What a record is told that went down with the transaction of another."""
 LOCAL_BYTES_MAX: Final = 1_000_000_000
 
 
@@ -78,6 +90,7 @@ class KafkaTransaction:
         transactional_id: str,
         partition: int,
         state_topic: str,
+        own_topics: frozenset[str],
         transaction_timeout_ms: int,
         executor: Executor,
     ) -> None:
@@ -87,11 +100,14 @@ class KafkaTransaction:
         self._transactional_id = transactional_id
         self._partition = partition
         self._state_topic = state_topic
+        self._own_topics = own_topics
         self._timeout_s = transaction_timeout_ms / 1000
         self._executor = executor
         self._one_call = Lock()  # a cancelled call goes on in its thread
         self._careful = False
-        self._refused: set[int] = set()
+        self._poison: set[str] = set()
+        self._other_faults: set[str] = set()
+        self._last_offsets: dict[str, Offset] = {}
         self._moved = False
         self._last_state_offset: Offset | None = None
 
@@ -104,7 +120,9 @@ class KafkaTransaction:
 
     def begin(self) -> None:
         """Open a transaction."""
-        self._refused.clear()
+        self._poison.clear()
+        self._other_faults.clear()
+        self._last_offsets = {}
         self._moved = False
         self._last_state_offset = None
         try:
@@ -122,11 +140,9 @@ class KafkaTransaction:
         expected: Offset | None = None,
     ) -> None:
         """Add a record for the owner's partition of `topic`."""
-        report: Callable[[KafkaError | None, Message], None] | None = self._note_refusal if self._careful else None
-        if expected is not None:
 
-            def report(error: KafkaError | None, message: Message) -> None:
-                self._note_offset(error, message, expected)
+        def report(error: KafkaError | None, message: Message) -> None:
+            self._note_offset(error, message, expected)
 
         self._produce(topic, key, value, headers, report)
 
@@ -157,7 +173,7 @@ class KafkaTransaction:
             raise OffsetsMovedError("somebody else wrote to a topic that tasks are emitted to")
         self._careful = False
         assert self._last_state_offset is not None, "a committed transaction without its positions record"
-        return Commit(last_state_offset=self._last_state_offset)
+        return Commit(last_state_offset=self._last_state_offset, last_offsets=self._last_offsets)
 
     async def abort(self) -> None:
         """Give the open transaction up."""
@@ -191,10 +207,8 @@ class KafkaTransaction:
             # Which record was refused, and why, is asked for only when something failed: reports cost time.
             self._careful = True
             raise RetryableError(f"the transaction was aborted: {fault.str()}") from error
-        refused = self._refused & _POISON
-        if refused and not self._refused - _POISON - {KafkaError._PURGE_QUEUE, KafkaError._PURGE_INFLIGHT}:  # noqa: SLF001  # the same
-            names = ", ".join(sorted(KafkaError(code).name() for code in refused))
-            raise PoisonedBatchError(f"the broker refuses a record: {names}") from error
+        if self._poison and not self._other_faults:
+            raise PoisonedBatchError(f"the broker refuses a record: {', '.join(sorted(self._poison))}") from error
         raise RetryableError(f"the transaction was aborted: {fault.str()}") from error
 
     def _produce(
@@ -217,19 +231,26 @@ class KafkaTransaction:
         except (KafkaException, BufferError) as error:
             raise PoisonedBatchError(f"a record for {topic} can't be queued: {error}") from error
 
-    def _note_refusal(self, error: KafkaError | None, _message: Message) -> None:
-        if error is not None:
-            self._refused.add(error.code())
+    def _note_refusal(self, error: KafkaError | None, message: Message) -> None:
+        if error is None or error.code() in _CAUSED_BY_ANOTHER:
+            return
+        of_the_task = error.code() in _TOPIC_FAULTS and message.topic() not in self._own_topics
+        if of_the_task or error.code() in _POISON:
+            self._poison.add(f"{error.name()} on {message.topic()}")
+        else:
+            self._other_faults.add(error.name())
 
-    def _note_offset(self, error: KafkaError | None, message: Message, expected: Offset) -> None:
+    def _note_offset(self, error: KafkaError | None, message: Message, expected: Offset | None) -> None:
         if error is not None:
-            self._refused.add(error.code())
-        elif message.offset() != expected:
+            self._note_refusal(error, message)
+            return
+        self._last_offsets[message.topic()] = Offset(message.offset())
+        if expected is not None and message.offset() != expected:
             self._moved = True
 
     def _note_last(self, error: KafkaError | None, message: Message) -> None:
         if error is not None:
-            self._refused.add(error.code())
+            self._note_refusal(error, message)
         else:
             self._last_state_offset = Offset(message.offset())
 

@@ -2,10 +2,10 @@
 
 The owner is the only regular writer of its partition, so the offset is known beforehand: the end, plus one for each
 record, plus one for each commit marker. The producer checks it against what the broker answers, before the commit; when
-somebody else wrote there (a replay does), the transaction is done again without the guess.
+somebody else wrote there (a replay does), the transaction is done again without the offsets, and tells them instead.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 
 from pipeline.core.tasks import Offset
 from pipeline.ports import ClusterIdentity, EndOffsets
@@ -28,32 +28,31 @@ class Targets:
             if topic in identity.topics and settings.partition < identity.topics[topic].partition_count
         ]
         self._next: dict[str, Offset] = {}
-        self._guessing = True
 
     @property
     def next_offsets(self) -> Mapping[str, Offset]:
         """By topic; a topic that is absent can't be emitted to."""
         return self._next
 
-    async def learn(self, *, guess: bool = True) -> None:
-        """Ask for the ends anew; without `guess`, the next transaction leaves the offsets unknown."""
-        self._guessing = guess
+    async def learn(self) -> None:
+        """Ask for the ends, once: after the claim, when every earlier transaction has its markers."""
         for topic in self._topics:
-            known = await self._end_offsets.end_offset(topic, self._partition) if guess else UNKNOWN_OFFSET
-            self._next[topic] = known
+            self._next[topic] = await self._end_offsets.end_offset(topic, self._partition)
 
-    def advance(self, topic: str, count: int) -> tuple[Offset | None, Offset | None]:
+    def forget(self) -> None:
+        """A transaction was aborted, and its marker may not be there yet: the next one leaves the offsets unknown."""
+        for topic in self._topics:
+            self._next[topic] = UNKNOWN_OFFSET
+
+    def expect(self, topic: str, count: int) -> tuple[Offset | None, Offset | None]:
         """The offsets that the first and last of the next `count` records must get, or None where not known."""
         first = self._next[topic]
         if first == UNKNOWN_OFFSET:
             return None, None
-        self._next[topic] = Offset(first + count)
         return first, Offset(first + count - 1)
 
-    async def committed(self, topics: Iterable[str]) -> None:
-        """The transaction that wrote to `topics` was committed: its marker takes an offset in each."""
-        if not self._guessing:
-            await self.learn()
-            return
-        for topic in topics:
-            self._next[topic] = Offset(self._next[topic] + 1)
+    def committed(self, last_offsets: Mapping[str, Offset]) -> None:
+        """A transaction was committed; its last record on each topic is followed by its marker."""
+        for topic, offset in last_offsets.items():
+            if topic in self._next:
+                self._next[topic] = Offset(offset + 2)

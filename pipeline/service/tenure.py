@@ -111,11 +111,11 @@ class Tenure:
         try:
             await self._commit(work, inputs)
         except PoisonedBatchError as error:
-            await self._narrow(turn, items, inputs, work, error)
+            self._narrow(turn, items, inputs, work, error)
         except OffsetsMovedError:
-            await self._targets.learn(guess=False)
+            self._targets.forget()
         except RetryableError as error:
-            await self._try_again(error)
+            self._try_again(error)
         else:
             self._failures = 0
             self._turns.widen(turn)
@@ -123,18 +123,18 @@ class Tenure:
                 self._quarantine = Quarantine()
         return True
 
-    async def _try_again(self, error: RetryableError) -> None:
+    def _try_again(self, error: RetryableError) -> None:
         """The transaction was aborted cleanly: the same again, a few times before the claim itself is renewed."""
         self._failures += 1
         self._log.warning("transaction_aborted", failures=self._failures, reason=str(error))
         if self._failures >= FAILURES_MAX:
             raise error
-        await self._targets.learn()
+        self._targets.forget()
 
-    async def _narrow(self, turn: Turn, items: int, inputs: InputSlice, work: Work, error: PoisonedBatchError) -> None:
+    def _narrow(self, turn: Turn, items: int, inputs: InputSlice, work: Work, error: PoisonedBatchError) -> None:
         """Halve what the next transaction takes; a single record that is refused alone is set aside."""
         self._log.warning("transaction_refused", items=items, reason=str(error))
-        await self._targets.learn()
+        self._targets.forget()
         if items > 1:
             self._turns.narrow(turn, items)
             return
@@ -223,7 +223,7 @@ class Tenure:
             await transaction.abort()
             raise
         committed = await transaction.commit()
-        await self._targets.committed({out.topic for out in work.emissions})
+        self._targets.committed(committed.last_offsets)
         meta = TableMeta(positions=positions, state_position=Offset(committed.last_state_offset + 1))
         self._owned.table.write(rows, encode_meta(meta, self._outside.codec))
         self._recent.note(work.overlay.changed)
@@ -239,7 +239,7 @@ class Tenure:
         for out in emissions:
             by_topic.setdefault(out.topic, []).append(out)
         for topic, outs in by_topic.items():
-            first, last = self._targets.advance(topic, len(outs))
+            first, last = self._targets.expect(topic, len(outs))
             middle = outs[1:-1]
             transaction.produce(topic, outs[0].key, outs[0].value, outs[0].headers, expected=first)
             if any(out.headers for out in middle):

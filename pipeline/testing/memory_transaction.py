@@ -146,7 +146,12 @@ class MemoryTransaction:
         at_state = [
             offset for offset, record in zip(offsets, records, strict=True) if record.topic == self._state_topic
         ]
-        return Commit(last_state_offset=at_state[-1] if at_state else Offset(-1))
+        last_offsets = {
+            record.topic: offset
+            for offset, record in zip(offsets, records, strict=True)
+            if record.topic != self._state_topic
+        }
+        return Commit(last_state_offset=at_state[-1] if at_state else Offset(-1), last_offsets=last_offsets)
 
     async def abort(self) -> None:
         """Give the open transaction up; raises `FencedError`."""

@@ -157,11 +157,13 @@ class _Agent:
         )
 
     def _transaction(self, partition: int, transactional_id: str) -> KafkaTransaction:
+        topics = self._settings.topics
         return KafkaTransaction(
             self._settings.client_config(),
             transactional_id=transactional_id,
             partition=partition,
             state_topic=self._settings.topics.state,
+            own_topics=frozenset({topics.state, topics.due, topics.dead}),
             transaction_timeout_ms=self._settings.transaction_timeout_ms,
             executor=self._threads,
         )
