@@ -223,6 +223,7 @@ def test_removed_row_leaves_nothing(table: TimerTable) -> None:
 def test_failed_write_changes_nothing(table: TimerTable) -> None:
     """All or nothing: a write that raises in the middle leaves rows, index and meta as they were."""
     table.write([_added(10, "a")], b"before")
+    assert table.next_at_ms() == 10
 
     class Broken(list[TableRow]):
         def __iter__(self) -> Iterator[TableRow]:
@@ -498,9 +499,9 @@ def test_looking_for_the_next_timer_stays_cheap_after_many_fired(tmp_path: Path)
     """A seek from the start walks over a tombstone for each timer that ever fired; the cursor keeps off them."""
     table = _open(_rocksdb(tmp_path))
     _fire_all(table, 40_000)
-    first = min(_duration_s(lambda: table.due(InstantMs(100_000), 10)) for _ in range(5))
+    first = min(_duration_s(lambda: table.due(InstantMs(20_000_000), 10)) for _ in range(5))
     # The walk that the cursor saves, for comparison on the same machine: a step back of the clock forces it.
-    until = iter(range(99_999, 0, -1))
+    until = iter(range(19_999_999, 0, -1))
     walk = min(_duration_s(lambda: table.due(InstantMs(next(until)), 10)) for _ in range(5))
     table.close()
 

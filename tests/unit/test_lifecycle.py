@@ -242,7 +242,8 @@ def test_second_cancel_does_not_prolong_the_memory() -> None:
     first = _apply(_state(Status.SCHEDULED), _cancel(event_id="1"), offset=10).state
     assert first is not None
 
-    second = _apply(first, _cancel(event_id="2"), offset=11)
+    later = _origin(11, append_at_ms=DUE_MS + 5)
+    second = apply_event(first, _cancel(event_id="2"), later, generation=Generation(12), retention_ms=RETENTION_MS)
 
     assert second.verdict is Verdict.ALREADY_CANCELLED
     assert second.state is not None
