@@ -104,9 +104,7 @@ class RocksdbLedgerTables:
     def __init__(self, folder: Path | None, *, group: str, identity: Callable[[int], TableIdentity]) -> None:
         self._temporary = folder is None
         root = Path(tempfile.mkdtemp(prefix="duetasks-ledger-")) if folder is None else folder
-        name = quote(group, safe="")
-        # A file name has 255 bytes at most.
-        self._folder = root / "consumers" / (name if len(name) <= _NAME_MAX else sha256(group.encode()).hexdigest())
+        self._folder = root / "consumers" / _folder_name(group)
         self._root = root
         self._identity = identity
         self._cache = Cache(16 * _MEBIBYTE)  # of all partitions together
@@ -172,6 +170,12 @@ class RocksdbLedgerTables:
         table.set_bloom_filter(10, False)  # nearly every digest asked for is new
         options.set_block_based_table_factory(table)
         return options
+
+
+def _folder_name(group: str) -> str:
+    """A name of at most 255 bytes that stays in its folder, whatever the group is called."""
+    name = quote(group, safe="")
+    return name if len(name) <= _NAME_MAX and name.strip(".") else sha256(group.encode()).hexdigest()
 
 
 class _LockHeldError(Exception):
