@@ -7,7 +7,7 @@ PY := .venv/bin/python
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check format bench clean
+.PHONY: help setup demo test check format docs bench clean
 
 help: ## List the targets
 	@awk 'BEGIN {FS = ":.*## "} /^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' Makefile
@@ -32,6 +32,9 @@ check: .venv/.ready ## Lint, format, types and layers: all that can be told with
 format: .venv/.ready ## Write the code as `make check` wants it
 	@$(PY) -m ruff check --fix-only --quiet
 	@$(PY) -m ruff format
+
+docs: .venv/.ready ## Write the parts of the reference that follow from the code
+	@$(PY) docs/generate.py
 
 bench: .venv/.ready ## Measure this machine, beside the plain loop as the ceiling; about three minutes
 	@$(PY) -m pipeline.cli bench $(ARGS)
