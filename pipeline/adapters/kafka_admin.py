@@ -76,7 +76,7 @@ class KafkaAdmin:
             name: TopicIdentity(topic_id=str(topic.topic_id), partition_count=len(topic.partitions))
             for name, topic in self._describe_topics(topics, until_s).items()
         }
-        return ClusterIdentity(cluster_id=self._describe_cluster(until_s).cluster_id, topics=found)
+        return ClusterIdentity(cluster_id=self._metadata(until_s, *topics[:1]).cluster_id, topics=found)
 
     def topics(self, names: Sequence[str]) -> dict[str, ActualTopic]:
         """Those of the topics that exist, with all their settings."""
@@ -97,12 +97,15 @@ class KafkaAdmin:
 
     def broker_count(self) -> int:
         """How many brokers the cluster has now."""
-        return len(self._describe_cluster(self._deadline()).nodes)
+        return len(self._metadata(self._deadline()).brokers)
 
     def default_replica_count(self) -> int:
         """Replicas that a broker gives to a topic for which nothing is said."""
         until_s = self._deadline()
-        broker = ConfigResource(ResourceType.BROKER, str(self._describe_cluster(until_s).nodes[0].id))
+        brokers = self._metadata(until_s).brokers
+        if not brokers:
+            raise self._unavailable("name its brokers", "it has none that are alive now")
+        broker = ConfigResource(ResourceType.BROKER, str(min(brokers)))
         return int(self._describe_settings([broker], until_s)[broker].get("default.replication.factor", "1"))
 
     def create(self, creations: Sequence[Creation]) -> None:
@@ -147,9 +150,16 @@ class KafkaAdmin:
             {name: {entry.name: entry.value for entry in entries} for name, entries in by_topic.items()}, until_s
         )
 
-    def _describe_cluster(self, until_s: float) -> Any:  # noqa: ANN401  # confluent's description has no types
-        future = self._client.describe_cluster(request_timeout=self._remaining(until_s))
-        return self._result(future, until_s, "describe the cluster")
+    def _metadata(self, until_s: float, *topic: str) -> Any:  # noqa: ANN401  # confluent's metadata has no types
+        """Cluster id and brokers, and what is known of one topic, or of all.
+
+        Not by `describe_cluster`: when a cluster answers that no broker is alive, as one does that was paused, it ends
+        the whole process (librdkafka 2.16, `Assertion rko_result failed`).
+        """
+        try:
+            return self._client.list_topics(*topic, timeout=self._remaining(until_s))
+        except KafkaException as error:
+            raise self._translated(error.args[0], "describe the cluster") from error
 
     def _describe_topics(self, names: Sequence[str], until_s: float) -> dict[str, Any]:
         if not names:

@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
+import structlog
 from confluent_kafka import IsolationLevel, KafkaError, KafkaException, Producer, TopicCollection, TopicPartition
 from confluent_kafka.admin import AdminClient, OffsetSpec
 
@@ -17,8 +18,11 @@ if TYPE_CHECKING:
 
 __all__ = ["FenceRounds", "KafkaOffsets", "WriteFence"]
 
+log = structlog.get_logger(__name__)
+
 DEADLINE_S: Final = 5.0
 RETRY_S: Final = 0.05
+METADATA_S: Final = 1.0
 _RETRIABLE: Final = frozenset(
     {
         KafkaError.OFFSET_NOT_AVAILABLE,  # a new leader that does not know its high watermark yet
@@ -26,7 +30,8 @@ _RETRIABLE: Final = frozenset(
         KafkaError.NOT_LEADER_FOR_PARTITION,
         KafkaError.FENCED_LEADER_EPOCH,
         KafkaError.UNKNOWN_LEADER_EPOCH,
-        KafkaError._TRANSPORT,  # noqa: SLF001  # librdkafka's local codes are named so
+        KafkaError._NOENT,  # noqa: SLF001  # "no leaders found": librdkafka's local codes are named so
+        KafkaError._TRANSPORT,  # noqa: SLF001  # the same
         KafkaError._TIMED_OUT,  # noqa: SLF001  # the same
     }
 )
@@ -65,8 +70,17 @@ class KafkaOffsets:
                 if error.args[0].code() not in _RETRIABLE or left <= 0:
                     raise UnavailableError(f"the ends of {sorted(wanted)} can't be had: {error}") from error
                 await asyncio.sleep(RETRY_S)
+                await self._learn_leaders({place.topic for place in wanted})
             else:
                 return found
+
+    async def _learn_leaders(self, topics: Iterable[str]) -> None:
+        """Ask who leads now: else librdkafka goes on asking with the leader epoch that it knows, and is refused."""
+        for topic in topics:
+            try:
+                await asyncio.to_thread(self._admin.list_topics, topic, METADATA_S)
+            except KafkaException as error:  # the next attempt will tell
+                log.debug("leaders_unknown", topic=topic, reason=str(error))
 
     async def identity(self, topic: str) -> TopicIdentity:
         """The topic's id and partition count, asked for after this call began."""
