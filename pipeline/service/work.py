@@ -24,6 +24,9 @@ __all__ = ["Admit", "Outgoing", "Quarantine", "Work"]
 
 log = structlog.get_logger(__name__)
 
+DEAD_KEY_BYTES_MAX: Final = 8_192
+DEAD_ENVELOPE_BYTES: Final = 2_048
+"""What a dead record needs besides key and value: reason, message, origin."""
 LOADED_AT_ONCE: Final = 64
 """Rows that are read before their sizes are known: tasks may have a megabyte each."""
 
@@ -192,14 +195,19 @@ class Work:
         task_id: str,
         generation: int = 0,
     ) -> None:
-        keep = value is not None and len(value) <= self._settings.emit_bytes_max and reason is not Reason.UNDELIVERABLE
+        size = 0 if value is None else len(value)
+        if key is not None and len(key) > DEAD_KEY_BYTES_MAX:
+            message = f"{message} (its key of {len(key)} bytes is not kept)"
+            key = None
+        room = self._settings.emit_bytes_max - DEAD_ENVELOPE_BYTES - 2 * len(key or b"")
+        keep = value is not None and size <= room and reason is not Reason.UNDELIVERABLE
         dead = DeadTask(
             reason=reason,
             message=message,
             origin=origin,
             key=key,
             value=value if keep else None,
-            value_size=-1 if value is None else len(value),
+            value_size=-1 if value is None else size,
             value_sha256=b"" if value is None or keep else sha256(value).digest(),
             task_id=task_id,
             generation=generation,
