@@ -14,7 +14,7 @@ from typing import IO, Self
 
 import msgspec
 
-from pipeline.errors import UnavailableError
+from pipeline.errors import RefusedError, UnavailableError
 
 __all__ = ["AgentAddress", "AgentSlot", "running_agents"]
 
@@ -50,6 +50,25 @@ class AgentSlot:
             (folder / "agent.json").unlink(missing_ok=True)
             return cls(folder, lock)
         raise UnavailableError(f"{SLOTS_MAX} agents already run on {data_dir}: use another DUETASKS_DATA_DIR")
+
+    @classmethod
+    def hold_all(cls, data_dir: Path) -> list[Self]:
+        """Every slot that was ever used on the data folder, so that no agent can start on one of them.
+
+        Raises `RefusedError` if an agent holds one.
+        """
+        held: list[Self] = []
+        for folder in sorted(data_dir.glob("agents/*")):
+            lock = (folder / "lock").open("ab")
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError as error:
+                lock.close()
+                for slot in held:
+                    slot.release()
+                raise RefusedError(f"An agent runs on {folder}: stop the agents of this data folder first.") from error
+            held.append(cls(folder, lock))
+        return held
 
     @property
     def tables(self) -> Path:

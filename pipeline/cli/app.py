@@ -31,6 +31,8 @@ COMMANDS: Final = (
     "broker_command",
     "topics_command",
     "config_command",
+    "rebuild_command",
+    "replay_command",
     "bench_command",
 )
 

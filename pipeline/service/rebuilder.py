@@ -7,6 +7,7 @@ would not belong together: an event that was applied already would be applied ag
 """
 
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from contextlib import aclosing
 from typing import Final
 
 import msgspec
@@ -215,11 +216,9 @@ class Rebuilder:
         topic = self._settings.events_topic
         if not self._bounds[topic].start <= offset < self._end():
             return offset < self._end()
-        async for chunk in self._outside.log.read(topic, self._partition, offset, Offset(offset + 1)):
-            for record in chunk.records:
-                if record.offset == offset:
-                    return record.key == task_id.encode() and record.timestamp <= emitted_at_ms
-        return True
+        async with aclosing(self._outside.log.read(topic, self._partition, offset, Offset(offset + 1))) as chunks:
+            records = [record async for chunk in chunks for record in chunk.records]
+        return all(record.key == task_id.encode() and record.timestamp <= emitted_at_ms for record in records)
 
     def _target_bounds(self) -> list[tuple[str, LogBounds]]:
         names = [self._settings.due_topic, *sorted(self._settings.target_topics)]

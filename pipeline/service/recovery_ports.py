@@ -1,6 +1,6 @@
 """What rebuild and replay need of the outside beyond the owner's ports."""
 
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from typing import Protocol
 
 import msgspec
@@ -57,7 +57,7 @@ class PartitionLog(Protocol):
         """The first offset that was appended at `at_ms` or later; None if there is none."""
         ...
 
-    def read(self, topic: str, partition: int, start: Offset, end: Offset) -> AsyncIterator[LogChunk]:
+    def read(self, topic: str, partition: int, start: Offset, end: Offset) -> AsyncGenerator[LogChunk]:
         """Chunks until the position reaches `end`; waits for open transactions."""
         ...
 

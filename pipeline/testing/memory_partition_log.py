@@ -1,6 +1,6 @@
 """Twins of what rebuild and replay need: any partition by position, and a transaction that is written in parts."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from typing import Final
 
 from pipeline.core.tasks import InstantMs, Offset
@@ -30,7 +30,7 @@ class MemoryPartitionLog:
         entries = self._cluster.log(topic, partition).entries
         return next((entry.offset for entry in entries if entry.timestamp >= at_ms), None)
 
-    async def read(self, topic: str, partition: int, start: Offset, end: Offset) -> AsyncIterator[LogChunk]:
+    async def read(self, topic: str, partition: int, start: Offset, end: Offset) -> AsyncGenerator[LogChunk]:
         """Chunks until the position reaches `end`; waits for open transactions."""
         position = start
         while position < end:
