@@ -363,6 +363,19 @@ def test_cancel_of_an_unknown_task_is_remembered_if_it_has_a_version() -> None:
     assert unversioned == Transition(None, Verdict.UNKNOWN_TASK)
 
 
+def test_unversioned_cancel_of_an_unknown_task_counts_as_new_when_sent_again() -> None:
+    """The limit of that rule, kept in view: nothing was remembered, so its second copy stops a schedule in between."""
+    unknown = _apply(None, _cancel(event_id="c"), offset=1)
+    scheduled = _apply(unknown.state, _schedule(event_id="s"), offset=2)
+
+    assert _apply(scheduled.state, _cancel(event_id="c"), offset=3).verdict is Verdict.CANCELLED
+
+    versioned = _apply(None, _cancel(event_id="c", version=1), offset=1)
+    scheduled = _apply(versioned.state, _schedule(event_id="s", version=2), offset=2)
+
+    assert _apply(scheduled.state, _cancel(event_id="c", version=1), offset=3).verdict is Verdict.DUPLICATE
+
+
 # -- duplicates --------------------------------------------------------------------------------------------------
 
 
