@@ -19,7 +19,7 @@ setup: .venv/.ready ## Install duetasks and all it needs into .venv; the other t
 demo: .venv/.ready ## A day of real flights: boarding calls scheduled, moved, cancelled; the agent killed in the middle
 	@$(PY) -m pipeline.cli demo $(ARGS)
 
-test: .venv/.ready ## Run every test; a real Kafka is started for them
+test: check ## Check, then run every test; a real Kafka is started for them
 	@$(PY) -m pytest $(ARGS)
 
 check: .venv/.ready ## Lint, format, types and layers: all that can be told without running it
@@ -35,6 +35,14 @@ format: .venv/.ready ## Write the code as `make check` wants it
 
 docs: .venv/.ready ## Write the parts of the reference that follow from the code
 	@$(PY) docs/generate.py
+
+docs: .venv/.ready ## Write the pages of the reference that follow from the code
+	@$(PY) docs/generate.py
+
+lock: .venv/.ready ## Write requirements.lock anew from pyproject.toml (installs uv into .venv)
+	@$(PY) -m pip install --quiet --disable-pip-version-check uv
+	@$(PY) -m uv pip compile pyproject.toml --extra embedded --extra dev --universal --python-version 3.11 \
+	  --generate-hashes --no-emit-index-url --no-emit-find-links --quiet -o requirements.lock
 
 bench: .venv/.ready ## Measure this machine, beside the plain loop as the ceiling; about three minutes
 	@$(PY) -m pipeline.cli bench $(ARGS)
