@@ -16,7 +16,6 @@ from pipeline.core.tasks import Offset
 from pipeline.errors import (
     DuetasksError,
     FencedError,
-    NotFoundError,
     PoisonedBatchError,
     RefusedError,
     RetryableError,
@@ -75,7 +74,8 @@ def _translate(error: KafkaException, what: str) -> DuetasksError:
     if cause.code() in _FORBIDDEN:
         return RefusedError(f"{message}. Ask for the permission, see the consumer's how-to.")
     if cause.code() in _ABSENT:
-        return NotFoundError(f"{message}. Create the topics with `duetasks topics apply`.")
+        # Brokers that have just started, or not heard of a new topic yet, say so too: it may pass.
+        return UnavailableError(f"{message}. If it stays so, create the topics with `duetasks topics apply`.")
     return UnavailableError(f"{message}. Check that the brokers can be reached.")
 
 

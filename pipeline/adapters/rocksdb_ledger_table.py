@@ -92,10 +92,15 @@ class RocksdbLedgerTable:
         self._position = position
 
     def close(self) -> None:
-        """Release files and lock. Closing twice does no harm."""
-        if self._database is not None:
-            self._database.close()
-            self._database = None
+        """Release files and lock; a failure is only told, this is a copy. Closing twice does no harm."""
+        database, self._database = self._database, None
+        if database is None:
+            return
+        try:
+            with _translated(self.path):
+                database.close()
+        except (CorruptStateError, UnavailableError) as error:
+            log.warning("ledger_table_close_failed", error=str(error))
 
 
 class RocksdbLedgerTables:

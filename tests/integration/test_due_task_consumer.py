@@ -1,0 +1,576 @@
+"""The consumer on a real broker: restarts, moves, kills, freezes, and logs that end in every way."""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from confluent_kafka import Consumer, ConsumerGroupTopicPartitions, KafkaError, Producer, TopicPartition
+from confluent_kafka.admin import AdminClient, NewTopic
+
+from pipeline.adapters.avro_codec import AvroCodec
+from pipeline.adapters.consumer_codec import AvroConsumerCodec
+from pipeline.adapters.topic_setup import apply_topics
+from pipeline.config import Settings
+from pipeline.consumer import DueTaskConsumer
+from pipeline.core.applied import AppliedTask, Outcome, belongs_to, ledger_key
+from pipeline.core.effects import DueTask
+from pipeline.core.events import Reason
+from pipeline.core.tasks import InstantMs
+from pipeline.errors import NotFoundError, TopicMismatchError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+    from pipeline.service.task_handling import Handler, TaskContext
+    from tests.conftest import BrokerUnderTest
+
+pytestmark = pytest.mark.integration
+
+PARTITIONS = 2
+IDLE_MS = 1_500
+WITHIN_S = 60.0
+
+
+def due(task_id: str, *, payload: bytes = b"") -> DueTask:
+    """An emission; its id is the same whenever it is emitted again."""
+    return DueTask(
+        task_id=task_id,
+        generation=1,
+        occurrence=0,
+        attempt=0,
+        emission_id=f"e-{task_id}",
+        due_at_ms=InstantMs(1),
+        fired_at_ms=InstantMs(2),
+        payload=payload,
+    )
+
+
+def tasks(count: int, *, start: int = 0) -> list[DueTask]:
+    """Tasks t0, t1, ..."""
+    return [due(f"t{number}") for number in range(start, start + count)]
+
+
+class DueTopics:
+    """One test's topics, and the owner of its due tasks."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self.names = settings.topics
+        self.outputs = f"{settings.topic_prefix}outputs"
+        self.codec = AvroConsumerCodec(AvroCodec())
+        self._admin = AdminClient(settings.client_config())
+        self.at_end: list[Callable[[], object]] = []
+        apply_topics(settings)
+        self._admin.create_topics([NewTopic(self.outputs, PARTITIONS, 1)])[self.outputs].result()
+        self._owner = self.producer("owner")
+        self._owner.init_transactions(20)
+
+    def producer(self, name: str) -> Producer:
+        """A transactional producer of this test."""
+        return Producer(
+            {
+                **self.settings.client_config(),
+                "transactional.id": f"{self.settings.topic_prefix}{name}",
+                "partitioner": "murmur2_random",
+                "transaction.timeout.ms": 60_000,
+            }
+        )
+
+    @contextmanager
+    def transaction(self, *, commit: bool = True) -> Iterator[Callable[..., None]]:
+        """The owner's transaction: yields `emit(task, headers=...)`; committed or aborted at the end."""
+        self._owner.begin_transaction()
+
+        def emit(task: DueTask, headers: list[tuple[str, bytes]] | None = None) -> None:
+            value = AvroCodec().encode_due(task)
+            self._owner.produce(self.names.due, value, task.task_id.encode(), headers=headers)
+
+        yield emit
+        self._owner.flush(20)
+        if commit:
+            self._owner.commit_transaction(20)
+        else:
+            self._owner.abort_transaction(20)
+
+    def emit(self, *emitted: DueTask, headers: list[tuple[str, bytes]] | None = None) -> None:
+        """Due tasks in one committed transaction."""
+        with self.transaction() as emit:
+            for task in emitted:
+                emit(task, headers)
+
+    def read(self, topic: str) -> list[Any]:
+        """All committed records of a topic, as `read_committed` sees them now."""
+        consumer = Consumer(
+            {
+                **self.settings.client_config(),
+                "group.id": f"reader-{secrets.token_hex(4)}",
+                "isolation.level": "read_committed",
+                "enable.partition.eof": True,
+                "auto.offset.reset": "earliest",
+                "fetch.wait.max.ms": 50,
+            }
+        )
+        consumer.assign([TopicPartition(topic, partition, 0) for partition in range(PARTITIONS)])
+        records, open_partitions, until_s = [], set(range(PARTITIONS)), time.monotonic() + WITHIN_S
+        while open_partitions:
+            assert time.monotonic() < until_s, f"{topic} has no end"
+            message = consumer.poll(1)
+            if message is None:
+                continue
+            if message.error() is None:
+                records.append(message)
+            else:
+                assert message.error().code() == KafkaError._PARTITION_EOF, message.error()
+                open_partitions.discard(message.partition())
+        consumer.close()
+        return records
+
+    def rows(self) -> list[AppliedTask]:
+        """The group's committed ledger."""
+        found = self.read(self.names.applied)
+        return [self.codec.decode_applied(record.value()) for record in found if belongs_to("group", record.key())]
+
+    def row_counts(self) -> Counter[str]:
+        """How many rows each task has."""
+        return Counter(row.task_id for row in self.rows())
+
+    def lag(self, group: str) -> int:
+        """How many offsets the group has not gone past, markers included."""
+        request = ConsumerGroupTopicPartitions(
+            group, [TopicPartition(self.names.due, partition) for partition in range(PARTITIONS)]
+        )
+        found = self._admin.list_consumer_group_offsets([request])[group].result().topic_partitions
+        asker = Consumer({**self.settings.client_config(), "group.id": "asker", "isolation.level": "read_uncommitted"})
+        ends = [asker.get_watermark_offsets(TopicPartition(self.names.due, place.partition))[1] for place in found]
+        asker.close()
+        return sum(end - max(0, place.offset) for place, end in zip(found, ends, strict=True))
+
+    def clean_up(self) -> None:
+        """End what still runs, and delete the topics."""
+        for end in self.at_end:
+            end()
+        mine = [
+            name for name in self._admin.list_topics(timeout=20).topics if name.startswith(self.settings.topic_prefix)
+        ]
+        for future in self._admin.delete_topics(mine).values():
+            future.result(20)
+
+
+@pytest.fixture
+def topics(broker: BrokerUnderTest, tmp_path: Path) -> Iterator[DueTopics]:
+    """Topics of this test's own."""
+    made = DueTopics(
+        Settings(
+            bootstrap_servers=broker.bootstrap_servers,
+            topic_prefix=f"consumer-{secrets.token_hex(4)}-",
+            data_dir=tmp_path / "data",
+            partitions=PARTITIONS,
+            session_timeout_ms=3_000,
+            transaction_timeout_ms=10_000,
+        )
+    )
+    yield made
+    made.clean_up()
+
+
+class Running:
+    """A consumer in a thread; `ids` are the tasks that its handler saw."""
+
+    def __init__(self, topics: DueTopics, *, handler: Handler | None = None, **options: Any) -> None:  # noqa: ANN401  # the SDK's
+        self.ids: list[str] = []
+        self._topics = topics
+        self._handler = handler
+        self._changed = threading.Condition()
+        self.consumer = DueTaskConsumer("group", self._handle, settings=topics.settings, **options)
+        self._thread = threading.Thread(target=self.consumer.run)
+
+    def _handle(self, task: DueTask, context: TaskContext) -> None:
+        if self._handler is not None:
+            self._handler(task, context)
+        with self._changed:
+            self.ids.append(task.task_id)
+            self._changed.notify_all()
+
+    def start(self) -> Running:
+        """Begin."""
+        self._thread.start()
+        self._topics.at_end.append(self.stop)
+        return self
+
+    def await_count(self, count: int) -> None:
+        """Return when so many tasks were handled."""
+        with self._changed:
+            assert self._changed.wait_for(lambda: len(self.ids) >= count, WITHIN_S), f"only {len(self.ids)} came"
+
+    def stop(self) -> None:
+        """End it cleanly."""
+        self.consumer.stop()
+        self._thread.join(WITHIN_S)
+        assert not self._thread.is_alive()
+
+
+def run_until_idle(topics: DueTopics, **options: Any) -> list[str]:  # noqa: ANN401  # the SDK's
+    """The tasks that one more consumer of the group applies."""
+    running = Running(topics, **options)
+    running.consumer.run(idle_exit_ms=IDLE_MS)
+    return running.ids
+
+
+# -- once ------------------------------------------------------------------------------------------------------
+
+
+def test_tasks_are_applied_once_across_restarts_and_replays(topics: DueTopics, tmp_path: Path) -> None:
+    """The ledger outlives the process and its local copy, and lag ends at 0 behind the transaction's marker."""
+    topics.emit(*tasks(40))
+    first = run_until_idle(topics)
+    topics.emit(*tasks(10), headers=[("duetasks-replay", b"1")])
+    topics.emit(*tasks(5, start=40))
+
+    warm = run_until_idle(topics)
+    topics.emit(*tasks(45))
+    cold = run_until_idle(topics, data_dir=tmp_path / "elsewhere")
+
+    assert Counter(first) == Counter(task.task_id for task in tasks(40))
+    assert Counter(warm) == Counter(task.task_id for task in tasks(5, start=40))
+    assert cold == []
+    assert topics.row_counts() == Counter(task.task_id for task in tasks(45))
+    assert topics.lag("group") <= PARTITIONS  # the last marker of each partition at most
+    for record in topics.read(topics.names.applied):
+        row = topics.codec.decode_applied(record.value())
+        assert record.partition() == row.due_partition
+        assert record.key() == ledger_key("group", due(row.task_id))
+        assert row.outcome is Outcome.APPLIED
+
+
+def test_another_group_applies_every_task_for_itself(topics: DueTopics) -> None:
+    """Groups share the ledger's topic, not its rows."""
+    topics.emit(*tasks(5))
+    run_until_idle(topics)
+    seen: list[str] = []
+
+    DueTaskConsumer("other", lambda task, _: seen.append(task.task_id), settings=topics.settings).run(
+        idle_exit_ms=IDLE_MS
+    )
+
+    assert Counter(seen) == Counter(task.task_id for task in tasks(5))
+
+
+def test_what_a_handler_produces_is_there_once_and_where_java_looks_for_its_key(topics: DueTopics) -> None:
+    """Effects in Kafka are exactly once: the record and the row are one transaction."""
+    topics.emit(*tasks(20))
+
+    def handle(task: DueTask, context: TaskContext) -> None:
+        context.produce(topics.outputs, task.task_id.encode(), b"out", headers={"h": b"1"})
+        if context.attempt < 2:
+            raise ValueError(task.task_id)
+
+    run_until_idle(topics, handler=handle, backoff_ms=1)
+
+    sent = topics.read(topics.outputs)
+    assert Counter(record.key().decode() for record in sent) == Counter(task.task_id for task in tasks(20))
+    due_places = {record.key(): record.partition() for record in topics.read(topics.names.due)}
+    assert {record.key(): record.partition() for record in sent} == due_places
+    assert sent[0].headers() == [("h", b"1")]
+
+
+# -- trouble with single tasks ---------------------------------------------------------------------------------
+
+
+def test_poison_goes_to_dead_tasks_and_the_others_go_on(topics: DueTopics) -> None:
+    """A handler that keeps raising, a record that is no task, outputs that no broker takes: each for itself."""
+    topics.emit(due("raises"), due("too-large"), due("no-topic"), *tasks(10))
+    rubbish = Producer(topics.settings.client_config())
+    rubbish.produce(topics.names.due, b"rubbish", b"k", partition=0)
+    rubbish.flush(20)
+
+    def handle(task: DueTask, context: TaskContext) -> None:
+        if task.task_id == "raises":
+            raise ValueError(task.task_id)
+        if task.task_id == "too-large":
+            context.produce(
+                topics.outputs, b"k", os.urandom(3_000_000)
+            )  # the broker measures what is left after compression
+        if task.task_id == "no-topic":
+            context.produce(f"{topics.outputs}-absent", b"k", b"v")
+
+    seen = Running(topics, handler=handle, attempts_max=2, backoff_ms=1)
+    counts = seen.consumer.run(idle_exit_ms=IDLE_MS)
+
+    dead = [AvroCodec().decode_dead(record.value()) for record in topics.read(topics.names.dead)]
+    assert {(one.task_id, one.reason) for one in dead} == {
+        ("raises", Reason.HANDLER_FAILED),
+        ("too-large", Reason.HANDLER_FAILED),
+        ("no-topic", Reason.HANDLER_FAILED),
+        ("", Reason.MALFORMED),
+    }
+    outcomes = {row.task_id: row.outcome for row in topics.rows()}
+    assert {task_id for task_id, outcome in outcomes.items() if outcome is Outcome.APPLIED} == {
+        task.task_id for task in tasks(10)
+    }
+    assert (counts.applied, counts.failed, counts.malformed) == (10, 3, 1)
+    assert topics.read(topics.outputs) == []
+
+
+# -- transactions of others ------------------------------------------------------------------------------------
+
+
+def test_aborted_due_records_are_never_seen(topics: DueTopics) -> None:
+    """An owner that was fenced in the middle has emitted nothing; the log may even end in what it left."""
+    topics.emit(due("before"))
+    with topics.transaction(commit=False) as emit:
+        for task in tasks(20):
+            emit(task)
+
+    assert run_until_idle(topics) == ["before"]
+    topics.emit(due("after"))
+    with topics.transaction(commit=False) as emit:
+        emit(due("aborted"))
+    assert run_until_idle(topics) == ["after"]
+
+
+@pytest.mark.parametrize("ending", ["committed", "aborted", "two aborted in a row"])
+def test_restore_ends_whatever_the_ledger_ends_in(topics: DueTopics, tmp_path: Path, ending: str) -> None:
+    """Markers and aborted records take offsets that no reader is handed; to wait for them is to wait for ever."""
+    topics.emit(*tasks(6))
+    run_until_idle(topics)
+    stranger = topics.producer("stranger")
+    stranger.init_transactions(20)
+    for number in range(2 if "two" in ending else 1):
+        stranger.begin_transaction()
+        for partition in range(PARTITIONS):
+            stranger.produce(topics.names.applied, b"row", f"other\0{number}\0".encode(), partition)
+        stranger.flush(20)
+        if ending == "committed":
+            stranger.commit_transaction(20)
+        else:
+            stranger.abort_transaction(20)
+    topics.emit(*tasks(7))
+
+    assert run_until_idle(topics, data_dir=tmp_path / "cold") == ["t6"]
+    assert topics.row_counts()["t6"] == 1
+
+
+def test_restore_waits_for_an_open_transaction_of_a_stranger(topics: DueTopics, tmp_path: Path) -> None:
+    """The group's own rows may lie behind it; when the stranger's transaction is over, the consumer goes on."""
+    topics.emit(*tasks(20))
+    first = Running(topics).start()
+    first.await_count(20)
+    stranger = topics.producer("stranger")
+    stranger.init_transactions(20)
+    stranger.begin_transaction()
+    for partition in range(PARTITIONS):
+        stranger.produce(topics.names.applied, b"row", b"other\0001\0000\0x", partition)
+    stranger.flush(20)
+    topics.emit(*tasks(20, start=20))
+    first.await_count(40)
+    first.stop()
+    topics.emit(*tasks(41))
+    second = Running(topics, data_dir=tmp_path / "cold").start()
+    acquired_by_s = time.monotonic() + WITHIN_S
+    while second.consumer.counts.acquisitions < PARTITIONS:
+        assert time.monotonic() < acquired_by_s
+        time.sleep(0.05)
+    assert second.ids == []
+
+    stranger.abort_transaction(20)
+
+    second.await_count(1)
+    second.stop()
+    assert second.ids == ["t40"]
+    assert topics.row_counts() == Counter(task.task_id for task in tasks(41))
+
+
+# -- processes and partitions ----------------------------------------------------------------------------------
+
+
+def test_partitions_move_between_consumers_without_a_second_application(topics: DueTopics, tmp_path: Path) -> None:
+    """Cases 30 and 38: one joins, one leaves, it joins again; what moves takes its ledger along."""
+    topics.emit(*tasks(30))
+    first = Running(topics, data_dir=tmp_path / "first").start()
+    first.await_count(30)
+    second = Running(topics, data_dir=tmp_path / "second").start()
+    joined_by_s = time.monotonic() + WITHIN_S
+    emitted = 30
+    while not second.ids:
+        assert time.monotonic() < joined_by_s, "the second never got a partition"
+        topics.emit(*tasks(10, start=emitted), *tasks(5, start=emitted - 10))
+        emitted += 10
+        time.sleep(0.2)
+    first.stop()
+    topics.emit(*tasks(20, start=emitted))
+    emitted += 20
+    third = Running(topics, data_dir=tmp_path / "first").start()
+    second.await_count(1)
+    topics.emit(*tasks(emitted))
+    second.stop()
+    third.stop()
+    last = run_until_idle(topics)
+
+    expected = Counter(task.task_id for task in tasks(emitted))
+    assert Counter(first.ids + second.ids + third.ids + last) == expected
+    assert topics.row_counts() == expected
+
+
+class Process:
+    """`duetasks consume`, to be killed and frozen; `lines` are the tasks that it printed so far."""
+
+    def __init__(self, topics: DueTopics, *options: str, data_dir: Path) -> None:
+        settings = topics.settings
+        environment = {
+            "DUETASKS_BOOTSTRAP_SERVERS": settings.bootstrap_servers or "",
+            "DUETASKS_TOPIC_PREFIX": settings.topic_prefix,
+            "DUETASKS_DATA_DIR": str(data_dir),
+            "DUETASKS_SESSION_TIMEOUT_MS": str(settings.session_timeout_ms),
+        }
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "pipeline.cli", "consume", "--group", "group", *options],
+            stdout=subprocess.PIPE,
+            env={name: value for name, value in os.environ.items() if not name.startswith("DUETASKS_")} | environment,
+            text=True,
+        )
+        self.lines: list[dict[str, Any]] = []
+        self._changed = threading.Condition()
+        self._reader = threading.Thread(target=self._read)
+        self._reader.start()
+        topics.at_end.append(self._end)
+
+    def _read(self) -> None:
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            with self._changed:
+                self.lines.append(json.loads(line))
+                self._changed.notify_all()
+
+    @property
+    def ids(self) -> list[str]:
+        """The printed tasks."""
+        return [line["task_id"] for line in self.lines]
+
+    def await_lines(self, count: int) -> None:
+        """Return when so many tasks are printed."""
+        with self._changed:
+            assert self._changed.wait_for(lambda: len(self.lines) >= count, WITHIN_S), f"only {len(self.lines)} came"
+
+    def _end(self) -> None:
+        self._process.kill()
+        self.wait()
+
+    def send(self, number: signal.Signals) -> None:
+        """A signal to this process alone."""
+        self._process.send_signal(number)
+
+    def wait(self) -> int:
+        """Its exit code, when it has ended."""
+        code = self._process.wait(WITHIN_S)
+        self._reader.join(WITHIN_S)
+        return code
+
+
+def test_a_killed_consumer_repeats_at_most_its_batches(topics: DueTopics, tmp_path: Path) -> None:
+    """Case 34: SIGKILL in the middle; what was printed twice is no more than one batch of each partition."""
+    batch = 5
+    topics.emit(*tasks(400))
+    killed = Process(topics, "--batch", str(batch), data_dir=tmp_path / "killed")
+    killed.await_lines(60)
+    killed.send(signal.SIGKILL)
+    killed.wait()
+
+    rest = run_until_idle(topics)
+
+    printed = Counter(killed.ids + rest)
+    assert set(printed) == {task.task_id for task in tasks(400)}
+    assert sum(printed.values()) - 400 <= batch * PARTITIONS
+    assert topics.row_counts() == Counter(task.task_id for task in tasks(400))
+
+
+def test_a_frozen_consumer_that_thaws_adds_nothing(topics: DueTopics, tmp_path: Path) -> None:
+    """SIGSTOP past the session time-out, another takes over, SIGCONT: the ledger and the offsets stay the heir's."""
+    topics.emit(*tasks(200))
+    frozen = Process(topics, "--batch", "5", "--exec", "sleep 0.01", data_dir=tmp_path / "frozen")
+    acting_by_s = time.monotonic() + WITHIN_S
+    while not topics.rows():
+        assert time.monotonic() < acting_by_s
+    frozen.send(signal.SIGSTOP)
+    heir = Running(topics, data_dir=tmp_path / "heir").start()
+    heir.await_count(100)
+
+    frozen.send(signal.SIGCONT)
+    topics.emit(*tasks(20, start=200))
+    done_by_s = time.monotonic() + WITHIN_S
+    while len(counts := topics.row_counts()) < 220:
+        assert time.monotonic() < done_by_s, f"{len(counts)} rows"
+        time.sleep(0.1)
+    frozen.send(signal.SIGTERM)
+    assert frozen.wait() == 0
+    heir.stop()
+
+    assert topics.row_counts() == Counter(task.task_id for task in tasks(220))
+
+
+def test_sigterm_lets_the_task_in_hand_finish_and_leaves_at_once(topics: DueTopics, tmp_path: Path) -> None:
+    """A deploy repeats nothing and makes nobody wait for a session to run out."""
+    topics.emit(*tasks(200))
+    process = Process(topics, "--batch", "50", data_dir=tmp_path / "data")
+    process.await_lines(20)
+
+    process.send(signal.SIGTERM)
+
+    assert process.wait() == 0
+    rest = run_until_idle(topics)
+    assert Counter(process.ids + rest) == Counter(task.task_id for task in tasks(200))
+
+
+def test_the_command_stops_at_its_budget_and_a_command_gets_its_task(topics: DueTopics, tmp_path: Path) -> None:
+    """`--max` is exact, and `--exec` sees payload and metadata; what fails every time ends on dead-tasks."""
+    topics.emit(*[due(f"t{number}", payload=f"p{number}".encode()) for number in range(6)])
+    first = Process(topics, "--max", "2", data_dir=tmp_path / "data")
+    assert first.wait() == 0
+    assert len(first.lines) == 2
+    assert first.lines[0]["payload"].startswith("p")
+
+    target = tmp_path / "out"
+    script = f'test $DUETASKS_TASK_ID != t5 && echo "$DUETASKS_TASK_ID $(cat)" >> {target}'
+    second = Process(
+        topics, "--idle-exit", "2s", "--attempts", "2", "--exec", f"sh -c '{script}'", data_dir=tmp_path / "data"
+    )
+    assert second.wait() == 0
+
+    lines = target.read_text().splitlines() if target.exists() else []
+    assert sorted(lines) == sorted(f"t{n} p{n}" for n in range(5) if f"t{n}" not in first.ids)
+    outcomes = {row.task_id: row.outcome for row in topics.rows()}
+    assert len(outcomes) == 6
+    assert (outcomes["t5"] is Outcome.FAILED) == ("t5" not in first.ids)
+
+
+# -- refusals --------------------------------------------------------------------------------------------------
+
+
+def test_a_group_without_topics_is_told_what_to_type(broker: BrokerUnderTest, tmp_path: Path) -> None:
+    """A typo in the prefix must not look like a quiet day."""
+    settings = Settings(
+        bootstrap_servers=broker.bootstrap_servers, topic_prefix=f"absent-{secrets.token_hex(4)}-", data_dir=tmp_path
+    )
+
+    with pytest.raises(NotFoundError, match="duetasks topics apply"):
+        DueTaskConsumer("group", lambda *_: None, settings=settings).run()
+
+
+def test_topics_of_different_partition_counts_are_refused(topics: DueTopics) -> None:
+    """A row would have no partition of the same number, and a moved partition would lose its ledger."""
+    target = f"{topics.settings.topic_prefix}target"
+    AdminClient(topics.settings.client_config()).create_topics([NewTopic(target, PARTITIONS + 1, 1)])[target].result()
+
+    with pytest.raises(TopicMismatchError, match="3 partitions"):
+        DueTaskConsumer("group", lambda *_: None, settings=topics.settings, topic=target).run()
