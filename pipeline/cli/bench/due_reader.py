@@ -1,6 +1,7 @@
 """The receiving end of the benchmark: a `read_committed` reader of a topic, in a process of its own."""
 
 import multiprocessing
+import signal
 import time
 from collections.abc import Mapping
 from multiprocessing.connection import Connection
@@ -11,8 +12,10 @@ from confluent_kafka import Consumer, TopicPartition
 
 from pipeline.errors import UnavailableError
 
-__all__ = ["DueReader", "Received", "reader_config"]
+__all__ = ["CRITICAL_ONLY", "DueReader", "Received", "reader_config"]
 
+CRITICAL_ONLY: Final = 2
+"""What librdkafka may print by itself: what matters comes back as an error, or as a time-out of the phase."""
 _BATCH_MAX: Final = 5_000
 _POLL_S: Final = 0.05
 _START_TIMEOUT_S: Final = 30.0
@@ -36,6 +39,7 @@ def reader_config(client: Mapping[str, str]) -> dict[str, Any]:
         "enable.auto.commit": False,
         "auto.offset.reset": "earliest",
         "fetch.error.backoff.ms": 5,
+        "log_level": CRITICAL_ONLY,
     }
 
 
@@ -85,6 +89,7 @@ class DueReader:
 
 
 def _read(client: dict[str, str], topic: str, partition_count: int, parent: Connection, count: Any) -> None:  # noqa: ANN401  # a shared value of multiprocessing
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C in a terminal reaches all; the parent ends us
     consumer = Consumer(reader_config(client))
     consumer.assign([TopicPartition(topic, partition, 0) for partition in range(partition_count)])
     parent.send("reading")

@@ -9,6 +9,7 @@ import msgspec
 from confluent_kafka import KafkaException, Producer
 
 from pipeline.adapters.avro_codec import AvroCodec
+from pipeline.cli.bench.due_reader import CRITICAL_ONLY
 from pipeline.core.events import Schedule
 from pipeline.core.partitioning import partition_for_key
 from pipeline.core.tasks import InstantMs, TaskId
@@ -75,6 +76,7 @@ class Upstream:
                 "linger.ms": 5,
                 "compression.type": "lz4",
                 "queue.buffering.max.messages": 1_000_000,
+                "log_level": CRITICAL_ONLY,
             }
         )
         self._producer.init_transactions(_TIMEOUT_S)

@@ -6,6 +6,7 @@ decides nothing: what the agent's rate lacks to this one is the price of the pro
 """
 
 import multiprocessing
+import signal
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -16,7 +17,7 @@ import msgspec
 from confluent_kafka import Consumer, Producer, TopicPartition
 
 from pipeline.adapters.kafka_transaction import producer_config
-from pipeline.cli.bench.due_reader import reader_config
+from pipeline.cli.bench.due_reader import CRITICAL_ONLY, reader_config
 from pipeline.errors import UnavailableError
 
 __all__ = ["WARM_UP_KEY", "PlainLoop", "Stretch"]
@@ -68,6 +69,7 @@ class PlainLoop:
 
 
 def _loop(client: dict[str, str], stretch: Stretch, name: str, parent: Connection) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C in a terminal reaches all; the parent ends us
     partitions = range(len(stretch.counts))
     ready, go = threading.Barrier(len(partitions) + 1), threading.Barrier(len(partitions) + 1)
     threads = [
@@ -96,7 +98,8 @@ def _copy_partition(
     go: threading.Barrier,
 ) -> None:
     consumer = Consumer(reader_config(client))
-    producer = Producer(producer_config(client, f"duetasks-bench-{name}-{partition}", _TRANSACTION_TIMEOUT_MS))
+    options = producer_config(client, f"duetasks-bench-{name}-{partition}", _TRANSACTION_TIMEOUT_MS)
+    producer = Producer({**options, "log_level": CRITICAL_ONLY})
     producer.init_transactions(_TIMEOUT_S)
     _produce(producer, {topic: {WARM_UP_KEY: b""} for topic in stretch.outputs}, [WARM_UP_KEY], partition)
     ready.wait(_TIMEOUT_S)
