@@ -328,11 +328,14 @@ class Deployment:
         return agent
 
     def await_ready(self, within_s: float = READY_WITHIN_S) -> None:
-        """Wait until the running agents together own every partition, restored and fenced."""
+        """Wait until the running agents together own every partition, restored and fenced, and each answers."""
 
         def ready() -> bool:
             active: Counter[int] = Counter()
-            for agent in self.running():
+            awake = [agent for agent in self.running() if not agent.is_frozen]
+            if not all(agent.is_ready for agent in awake):
+                return False
+            for agent in awake:
                 active.update(n for n, status in agent.partitions().items() if status["phase"] == "ACTIVE")
             return active == Counter(range(self.settings.partitions))
 
@@ -387,6 +390,16 @@ class Deployment:
             assert servers is not None
             self._readers[topic] = TopicReader(servers, topic, self.settings.partitions, isolation=isolation)
         return self._readers[topic]
+
+    def count(self, topic: str) -> int:
+        """How many records a topic has now; what was compacted away is not among them."""
+        servers = self.settings.bootstrap_servers
+        assert servers is not None
+        reader = TopicReader(servers, topic, self.settings.partitions, isolation="read_committed")
+        try:
+            return len(reader.catch_up())
+        finally:
+            reader.close()
 
     def due(self) -> list[DueTask]:
         """All due tasks so far, as a consumer sees them."""

@@ -108,3 +108,35 @@ def test_table_that_is_deleted_under_a_running_agent_is_rebuilt(deployment: Depl
     agent = deployment.start_agent()
     assert_fired_once(deployment.pass_instant(due_at_ms + 1), kept)
     assert agent.status("gone-0")["status"] == "CANCELLED"
+
+
+def test_table_is_rebuilt_from_a_topic_that_was_compacted(deployment: Deployment) -> None:
+    """Holes instead of offsets, markers without their records: a restore goes by position and never waits for one."""
+    agent = deployment.start_agent()
+    deployment.alter_topic(deployment.topics.state, segment_ms=300, min_cleanable_dirty_ratio=0, file_delete_delay_ms=0)
+    far_ms = now_ms() + 3_600_000
+    ids = [f"task-{n}" for n in range(200)]
+    for number in range(5):
+        deployment.send(*(schedule(task_id, far_ms + number) for task_id in ids))
+        deployment.await_status(ids[-1], "SCHEDULED")
+    deployment.send(*(cancel(task_id) for task_id in ids[:100]))
+    deployment.until(
+        lambda: sum(task["status"] == "CANCELLED" for task in agent.tasks().values()) == 100,
+        within_s=20,
+        what="the cancels are in the table",
+    )
+    written = len(deployment.reader(deployment.topics.state).catch_up())
+
+    def is_compacted() -> bool:
+        deployment.send(schedule(f"tick-{now_ms()}", far_ms))  # a new record closes a segment that is old enough
+        return deployment.count(deployment.topics.state) < written / 2
+
+    deployment.until(is_compacted, within_s=60, what="the cleaner has been there")
+    before = agent.tasks()
+    agent.kill()
+    shutil.rmtree(agent.tables)
+
+    agent = deployment.start_agent()
+
+    after = agent.tasks()
+    assert {task_id: after.get(task_id) for task_id in before} == before
