@@ -141,7 +141,8 @@ class DueSubscription:
         """Tell the listener what has changed; never waits."""
         # One call serves one event; there are never many, as the member fetches nothing.
         for _ in range(16):
-            message = self._member.poll(0)
+            with translated("go on as a member of the group"):
+                message = self._member.poll(0)
             if message is None:
                 return
             error = message.error()

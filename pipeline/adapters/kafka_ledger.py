@@ -62,8 +62,6 @@ def translated(what: str) -> Iterator[None]:
         yield
     except KafkaException as error:
         raise _translate(error, what) from error
-    except (BufferError, RuntimeError) as error:
-        raise UnavailableError(f"Could not {what}: {error}") from error
 
 
 def _translate(error: KafkaException, what: str) -> DuetasksError:
@@ -125,6 +123,11 @@ class KafkaLedgerTransaction:
             )
         except (KafkaException, BufferError, RuntimeError) as error:
             self._give_up(error)
+        except SystemError as error:
+            # Fenced while reports were served: confluent-kafka raises that with the next report already on its way.
+            if not isinstance(error.__cause__, KafkaException):
+                raise
+            self._give_up(error.__cause__)
         self._end(deadline_s)
         assert all(offset >= 0 for offset in report.offsets), f"a committed row without offset: {report.offsets}"
         return report.offsets
@@ -132,7 +135,6 @@ class KafkaLedgerTransaction:
     def close(self) -> None:
         """Let go without waiting: a transaction that is open is settled by the next owner, or by its time-out."""
         self._producer.purge(in_queue=True, in_flight=True, blocking=False)
-        self._producer.poll(0)
 
     # -- steps -------------------------------------------------------------------------------------------------------
 

@@ -107,6 +107,7 @@ class PartitionSession:
         self._batch_digests: set[bytes] = set()
         self._size_max = self._rules.batch_max
         self._commit_tries = 0
+        self._has_seen_end = False
         self._position = Offset(0)
         self._committed = Offset(0)
         self._committed_at_ms = self._clock.monotonic_ms()
@@ -115,8 +116,8 @@ class PartitionSession:
 
     @property
     def is_idle(self) -> bool:
-        """Restored, and nothing in hand."""
-        return self.stage is Stage.HANDLE and not self._queue and not self._handled
+        """Restored, everything read that there was, and nothing in hand."""
+        return self.stage is Stage.HANDLE and self._has_seen_end and not self._queue and not self._handled
 
     @property
     def has_plenty(self) -> bool:
@@ -201,6 +202,7 @@ class PartitionSession:
     def on_due_end(self, position: Offset) -> None:
         """All below `position` came, markers included."""
         if self.stage is Stage.HANDLE:
+            self._has_seen_end = True
             self._position = Offset(max(position, self._position))
 
     def on_read_failed(self, why: str) -> None:

@@ -73,9 +73,13 @@ class DueTopics:
         self._admin = AdminClient(settings.client_config())
         self.at_end: list[Callable[[], object]] = []
         apply_topics(settings)
-        self._admin.create_topics([NewTopic(self.outputs, PARTITIONS, 1)])[self.outputs].result()
+        self.create(self.outputs, PARTITIONS)
         self._owner = self.producer("owner")
         self._owner.init_transactions(20)
+
+    def create(self, topic: str, partition_count: int) -> None:
+        """One more topic."""
+        self._admin.create_topics([NewTopic(topic, partition_count, 1)])[topic].result(20)
 
     def producer(self, name: str) -> Producer:
         """A transactional producer of this test."""
@@ -448,10 +452,11 @@ class Process:
 
     def _read(self) -> None:
         assert self._process.stdout is not None
-        for line in self._process.stdout:
-            with self._changed:
-                self.lines.append(json.loads(line))
-                self._changed.notify_all()
+        with self._process.stdout as lines:
+            for line in lines:
+                with self._changed:
+                    self.lines.append(json.loads(line))
+                    self._changed.notify_all()
 
     @property
     def ids(self) -> list[str]:
@@ -570,7 +575,7 @@ def test_a_group_without_topics_is_told_what_to_type(broker: BrokerUnderTest, tm
 def test_topics_of_different_partition_counts_are_refused(topics: DueTopics) -> None:
     """A row would have no partition of the same number, and a moved partition would lose its ledger."""
     target = f"{topics.settings.topic_prefix}target"
-    AdminClient(topics.settings.client_config()).create_topics([NewTopic(target, PARTITIONS + 1, 1)])[target].result()
+    topics.create(target, PARTITIONS + 1)
 
     with pytest.raises(TopicMismatchError, match="3 partitions"):
         DueTaskConsumer("group", lambda *_: None, settings=topics.settings, topic=target).run()

@@ -29,9 +29,10 @@ from pipeline.testing.memory_consumers import (
 from pipeline.testing.simulated_process import SimulatedProcess
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from pipeline.core.effects import DeadTask
+    from pipeline.service.consumer_ports import Fetched
 
 pytestmark = pytest.mark.unit
 
@@ -63,9 +64,10 @@ class Rig:
         self.process = SimulatedProcess("me")
         self.transactions = MemoryLedgerTransactions(self.world, self.process)
         self.tables = MemoryLedgerTables(self.world, self.process)
+        self.subscription = MemorySubscription(self.world, self.process)
         self.consumer = DueConsumer(
             ConsumerPorts(
-                subscription=MemorySubscription(self.world, self.process),
+                subscription=self.subscription,
                 transactions=self.transactions,
                 tables=self.tables,
                 codec=self.world.codec,
@@ -558,6 +560,27 @@ def test_idle_time_does_not_run_while_a_task_is_in_hand() -> None:
 
     assert rig.ids == ["bad"] * 3
     assert len(rig.dead()) == 1
+
+
+def test_idle_time_does_not_run_before_the_first_answer_of_a_fetch() -> None:
+    """A slow broker must not look like an empty topic."""
+    rig = Rig()
+    rig.world.emit(due("a"))
+    fetch, answers = rig.subscription.take, 30
+
+    def slow_take(timeout_ms: int) -> Sequence[Fetched]:
+        nonlocal answers
+        if answers == 0:
+            return fetch(timeout_ms)
+        answers -= 1
+        rig.world.clock.advance(100)
+        return ()
+
+    rig.subscription.take = slow_take  # type: ignore[method-assign]  # the only way to make the twin slow
+
+    rig.consumer.run(StopRules(idle_exit_ms=700))
+
+    assert rig.ids == ["a"]
 
 
 def test_a_group_that_never_answers_ends_in_unavailable() -> None:
