@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from pipeline.core.positions import POSITIONS_KEY
 from pipeline.service.admission import Admission
+from pipeline.service.owner_status import Phase
 from pipeline.service.rebuilder import Rebuilder, RebuildReport
 from pipeline.service.recovery_ports import RebuildOutside
 from pipeline.testing.memory_partition_log import MemoryLongTransaction, MemoryPartitionLog
@@ -53,7 +54,7 @@ async def rebuild(world: SimulatedWorld, settings: OwnerSettings | None = None) 
 async def settle(world: SimulatedWorld) -> None:
     """Stop every agent as an operator does, after it has applied all that there is."""
     for agent in world.agents:
-        if agent.process.alive:
+        if agent.process.alive and agent.owner.status.phase is not Phase.STOPPED:
             await world.applied(agent)
             await agent.stop()
 

@@ -38,9 +38,9 @@ async def _history(world: SimulatedWorld, seed: int, *, actions: int = 80) -> No
         choice = rng.random()
         if choice < 0.5:
             due_in_ms = rng.choice([-500, 0, 1, 50, 400, 2_000, 50_000])
-            world.schedule(task_id, due_in_ms=due_in_ms, version=version, event_id=f"e{number}")
+            world.schedule(task_id, due_in_ms=due_in_ms, version=version, event_id=f"e{seed}-{number}")
         elif choice < 0.8:
-            world.cancel(task_id, version=version, event_id=f"e{number}")
+            world.cancel(task_id, version=version, event_id=f"e{seed}-{number}")
         elif choice < 0.87 and world.acknowledged:
             world.send(rng.choice(world.acknowledged[-5:]).event)
         elif choice < 0.93:
@@ -534,5 +534,157 @@ def test_topics_that_do_not_fit_refuse(spoil: Callable[[SimulatedWorld], None], 
 
         with pytest.raises(TopicMismatchError, match=message):
             await rebuilder(world, KEEP).plan()
+
+    run_virtual(main)
+
+
+def test_emissions_of_recreated_events_are_placed_by_their_base() -> None:
+    """Offsets start again with a new topic; how far it was applied counts from where the old one ended."""
+
+    async def main() -> None:
+        world = SimulatedWorld()
+        agent = await world.started(settings=KEEP)
+        for number in range(5):
+            world.schedule(f"old {number}", due_in_ms=10)
+        await world.clock.advance(1_000)
+        await agent.stop()
+        world.recreate_events()
+        agent = await world.started(settings=KEEP)
+        world.schedule("filler", due_in_ms=10**8)
+        world.schedule("new", due_in_ms=10)
+        await world.clock.advance(1_000)
+        world.cancel("new")
+        await world.applied(agent)
+        await agent.stop()
+        before = states(world)
+        _lose_state(world)
+
+        await rebuild(world, KEEP)
+
+        rebuilt = _told(states(world))
+        assert rebuilt["new"] == _told(before)["new"]
+        assert {task_id: (task.status, task.generation) for task_id, task in rebuilt.items()} == {
+            task_id: (task.status, task.generation) for task_id, task in before.items()
+        }
+        agent = await world.started(settings=KEEP)
+        await world.clock.advance(1_000)
+        await agent.stop()
+        assert sorted(world.emitted()) == ["new", *(f"old {number}" for number in range(5))]
+
+    run_virtual(main)
+
+
+def test_a_cancel_that_nobody_has_read_yet_stops_a_kept_timer() -> None:
+    """A row that only `task-state` knows meets the events that came after it."""
+
+    async def main() -> None:
+        world = SimulatedWorld()
+        agent = await world.started(settings=KEEP)
+        world.schedule("order", due_in_ms=60_000)
+        await world.applied(agent)
+        await agent.stop()
+        world.cancel("order")
+        world.cluster.log("task-events", 0).delete_before(Offset(1))
+
+        report = await rebuild(world, KEEP)
+
+        assert report.kept == 1
+        assert states(world)["order"].status is Status.CANCELLED
+        agent = await world.started(settings=KEEP)
+        await world.clock.advance(120_000)
+        await agent.stop()
+        assert world.emitted() == []
+
+    run_virtual(main)
+
+
+def test_a_row_that_went_back_in_time_is_corrected() -> None:
+    """Somebody's tool wrote an old row over the present one; the events know better."""
+
+    async def main() -> None:
+        world = SimulatedWorld()
+        agent = await world.started(settings=KEEP)
+        world.schedule("x", due_in_ms=60_000)
+        await world.applied(agent)
+        old = states(world)["x"]
+        world.schedule("x", due_in_ms=90_000)
+        await world.applied(agent)
+        await agent.stop()
+        before = states(world)
+        world.cluster.send("task-state", b"x", world.codec.encode_state(old), partition=0)
+        assert states(world) != before
+
+        report = await rebuild(world, KEEP)
+
+        assert (report.corrected, report.confirmed, report.kept) == (1, 0, 0)
+        assert states(world) == before
+
+    run_virtual(main)
+
+
+def test_a_task_that_was_forgotten_in_between_begins_anew() -> None:
+    """After its retention not even its version is remembered: a schedule with a lower one is accepted, then as now."""
+
+    async def main() -> None:
+        short = simulated_settings(retention_ms=DurationMs(5_000))
+        world = SimulatedWorld()
+        agent = await world.started(settings=short)
+        world.schedule("x", due_in_ms=10, version=5)
+        await world.clock.advance(30_000)
+        world.schedule("x", due_in_ms=10**6, version=3)
+        await world.applied(agent)
+        await agent.stop()
+        before = states(world)
+        _lose_state(world)
+
+        await rebuild(world, short)
+
+        assert before["x"].version == 3
+        assert states(world) == before
+
+    run_virtual(main)
+
+
+def test_a_cancel_after_an_emission_that_has_expired_is_too_late() -> None:
+    """That it fired follows from what fired after it; the cancel can't have stopped it."""
+
+    async def main() -> None:
+        world = SimulatedWorld()
+        agent = await world.started(settings=KEEP)
+        world.schedule("first", due_in_ms=10)
+        await world.clock.advance(1_000)
+        world.schedule("second", due_in_ms=10)
+        await world.clock.advance(1_000)
+        world.cancel("first")
+        await world.applied(agent)
+        await agent.stop()
+        second = world.cluster.committed("due-tasks")[1]
+        world.cluster.log("due-tasks", 0).delete_before(second.offset)
+        _lose_state(world)
+
+        report = await rebuild(world, KEEP)
+
+        assert report.presumed == 1
+        first = states(world)["first"]
+        assert (first.status, first.verdicts[-1].verdict) == (Status.EMITTED, "TOO_LATE")
+
+    run_virtual(main)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_life_goes_on_between_rebuilds(seed: int) -> None:
+    """Rebuilt with and without the state, again and again in one history: every promise still holds at its end."""
+
+    async def main() -> None:
+        world = SimulatedWorld()
+        for part in range(4):
+            await _history(world, 10 * seed + part, actions=25)
+            before = states(world)
+            if part % 2:
+                _lose_state(world)
+            await rebuild(world, KEEP)
+            assert _told(states(world)) == _told(before)
+            world.check()
+        await world.heal_and_check(pass_ms=120_000)
 
     run_virtual(main)
