@@ -5,22 +5,27 @@ from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
     from pipeline.async_producer import AsyncTaskProducer
-    from pipeline.consumer import DueTaskConsumer
+    from pipeline.consumer import ConsumerStopError, DueTaskConsumer, TaskContext
+    from pipeline.core.effects import DueTask
     from pipeline.producer import CancelRequest, Outcome, Receipt, ScheduleRequest, TaskProducer
 
 __all__ = [
     "AsyncTaskProducer",
     "CancelRequest",
+    "ConsumerStopError",
+    "DueTask",
     "DueTaskConsumer",
     "Outcome",
     "Receipt",
     "ScheduleRequest",
+    "TaskContext",
     "TaskProducer",
 ]
 
 _HOMES: Final = {
     "AsyncTaskProducer": "pipeline.async_producer",
-    "DueTaskConsumer": "pipeline.consumer",
+    "DueTask": "pipeline.core.effects",
+    **dict.fromkeys(("ConsumerStopError", "DueTaskConsumer", "TaskContext"), "pipeline.consumer"),
     **dict.fromkeys(("CancelRequest", "Outcome", "Receipt", "ScheduleRequest", "TaskProducer"), "pipeline.producer"),
 }
 
