@@ -98,6 +98,8 @@ def _copy_partition(
     go: threading.Barrier,
 ) -> None:
     consumer = Consumer(reader_config(client))
+    # Connects to the partition's leader, which would take a good part of a second once the clock runs.
+    consumer.get_watermark_offsets(TopicPartition(stretch.topic, partition), timeout=_TIMEOUT_S)
     options = producer_config(client, f"duetasks-bench-{name}-{partition}", _TRANSACTION_TIMEOUT_MS)
     producer = Producer({**options, "log_level": CRITICAL_ONLY})
     producer.init_transactions(_TIMEOUT_S)
