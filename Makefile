@@ -36,9 +36,6 @@ format: .venv/.ready ## Write the code as `make check` wants it
 docs: .venv/.ready ## Write the parts of the reference that follow from the code
 	@$(PY) docs/generate.py
 
-docs: .venv/.ready ## Write the pages of the reference that follow from the code
-	@$(PY) docs/generate.py
-
 lock: .venv/.ready ## Write requirements.lock anew from pyproject.toml (installs uv into .venv)
 	@$(PY) -m pip install --quiet --disable-pip-version-check uv
 	@$(PY) -m uv pip compile pyproject.toml --extra embedded --extra dev --universal --python-version 3.11 \

@@ -187,8 +187,8 @@ def life_page() -> str:
     return (
         "# The life of a task\n\n" + NOTE + "```mermaid\n" + "\n".join(lines) + "\n```\n\n"
         "Each cell: the status afterwards, and the verdict that the author of the event is told. "
-        f"{' and '.join(EXTERNAL)} come from outside, the others from the owner; an empty cell is an internal move that "
-        "would be a bug: it raises and changes nothing.\n\n" + header + "\n" + "\n".join(rows) + "\n"
+        f"{' and '.join(EXTERNAL)} come from outside, the others from the owner; an empty cell is an internal move "
+        "that would be a bug: it raises and changes nothing.\n\n" + header + "\n" + "\n".join(rows) + "\n"
     )
 
 
