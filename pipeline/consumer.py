@@ -81,7 +81,10 @@ class DueTaskConsumer:
         self._admin = KafkaAdmin(client)
         self._names = (due_topic, names.applied)
         self._group = group
-        self._tables = RocksdbLedgerTables(data_dir or settings.data_dir, group=group, identity=self._table_identity)
+        clock = SystemClock()
+        self._tables = RocksdbLedgerTables(
+            data_dir or settings.data_dir, group=group, identity=self._table_identity, now_ms=clock.now_ms
+        )
         subscription = DueSubscription(
             client=client,
             identity=self._identity,
@@ -108,7 +111,7 @@ class DueTaskConsumer:
                 transactions=transactions,
                 tables=self._tables,
                 codec=AvroConsumerCodec(AvroCodec()),
-                clock=SystemClock(),
+                clock=clock,
             ),
             handler=handler,
             handling=HandlingRules(

@@ -22,7 +22,8 @@ import structlog
 from rocksdict import BlockBasedOptions, Cache, Options, Rdict, WriteBatch
 
 from pipeline.core.applied import DIGEST_BYTES
-from pipeline.core.tasks import Offset
+from pipeline.core.events import DAY_MS
+from pipeline.core.tasks import InstantMs, Offset
 from pipeline.errors import CorruptStateError, UnavailableError
 from pipeline.service.consumer_ports import TableIdentity, TableRows
 
@@ -33,6 +34,8 @@ log = structlog.get_logger(__name__)
 _META_KEY: Final = b"meta"
 _FORMAT_VERSION: Final = 1
 _SLOTS_MAX: Final = 16
+_OFFLINE_MAX_MS: Final = 5 * DAY_MS
+"""Under the seven days of the topic's `delete.retention.ms`: a copy that is older may have missed deleted rows."""
 _NAME_MAX: Final = 120
 _MEBIBYTE: Final = 1_048_576
 _LOCK_HELD: Final = ("LOCK: Resource temporarily unavailable", "lock hold by current process")
@@ -44,17 +47,19 @@ assert len(_META_KEY) != DIGEST_BYTES, "meta must not be taken for a row"
 class _Meta(msgspec.Struct, frozen=True, kw_only=True):
     identity: TableIdentity
     position: Offset
+    stamp_ms: InstantMs
     format_version: int = _FORMAT_VERSION
 
 
 class RocksdbLedgerTable:
     """One partition's rows. Used by one thread."""
 
-    def __init__(self, database: Any, identity: TableIdentity, path: Path) -> None:  # noqa: ANN401  # rocksdict's
-        """Read the meta; raises `CorruptStateError` if it is unreadable or another table's."""
+    def __init__(self, database: Any, identity: TableIdentity, path: Path, now_ms: Callable[[], InstantMs]) -> None:  # noqa: ANN401  # rocksdict's
+        """Read the meta; raises `CorruptStateError` if it is unreadable, another table's, or too old."""
         self.path = path
         self._database = database
         self._identity = identity
+        self._now_ms = now_ms
         with _translated(path):
             found = database.get(_META_KEY)
         self._position = Offset(0) if found is None else self._checked(found).position
@@ -68,6 +73,8 @@ class RocksdbLedgerTable:
             raise CorruptStateError(f"The local ledger {self.path} has format {meta.format_version}")
         if meta.identity != self._identity:
             raise CorruptStateError(f"The local ledger {self.path} is that of {meta.identity}")
+        if self._now_ms() - meta.stamp_ms > _OFFLINE_MAX_MS:
+            raise CorruptStateError(f"The local ledger {self.path} was not used for {_OFFLINE_MAX_MS // DAY_MS} days")
         return meta
 
     def position(self) -> Offset:
@@ -86,7 +93,8 @@ class RocksdbLedgerTable:
             batch.put(digest, b"")
         for digest in rows.removed:
             batch.delete(digest)
-        batch.put(_META_KEY, msgspec.json.encode(_Meta(identity=self._identity, position=position)))
+        meta = _Meta(identity=self._identity, position=position, stamp_ms=self._now_ms())
+        batch.put(_META_KEY, msgspec.json.encode(meta))
         with _translated(self.path):
             self._database.write(batch)
         self._position = position
@@ -106,19 +114,27 @@ class RocksdbLedgerTable:
 class RocksdbLedgerTables:
     """The copies of one group under `folder`; without a folder they are temporary, and every start restores in full."""
 
-    def __init__(self, folder: Path | None, *, group: str, identity: Callable[[int], TableIdentity]) -> None:
+    def __init__(
+        self,
+        folder: Path | None,
+        *,
+        group: str,
+        identity: Callable[[int], TableIdentity],
+        now_ms: Callable[[], InstantMs],
+    ) -> None:
         self._temporary = folder is None
         root = Path(tempfile.mkdtemp(prefix="duetasks-ledger-")) if folder is None else folder
         self._folder = root / "consumers" / _folder_name(group)
         self._root = root
         self._identity = identity
+        self._now_ms = now_ms
         self._cache = Cache(16 * _MEBIBYTE)  # of all partitions together
         self._in_use: dict[int, Path] = {}
 
     def open(self, partition: int) -> RocksdbLedgerTable:
         """The table of `partition`, as it was left or new.
 
-        One that is of another identity or can't be read is put aside first. Raises `UnavailableError`.
+        One that is of another identity, too old, or can't be read is put aside first. Raises `UnavailableError`.
         """
         identity = self._identity(partition)
         for slot in range(_SLOTS_MAX):
@@ -157,7 +173,7 @@ class RocksdbLedgerTables:
         with _translated(path):
             database = Rdict(str(path), self._options())
         try:
-            return RocksdbLedgerTable(database, identity, path)
+            return RocksdbLedgerTable(database, identity, path, self._now_ms)
         except BaseException:
             database.close()  # its lock would outlive the failure
             raise

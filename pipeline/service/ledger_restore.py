@@ -36,6 +36,8 @@ class LedgerRestore:
         self._end = bounds.end
         self._chunk: list[LedgerRecord] = []
         self.position = Offset(max(table.position(), bounds.start))
+        if self.is_done:
+            self._write(self.position)  # renews the table's stamp
 
     @property
     def is_done(self) -> bool:

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Protocol
 import pytest
 
 from pipeline.adapters.rocksdb_ledger_table import RocksdbLedgerTables
-from pipeline.core.tasks import Offset
+from pipeline.core.events import DAY_MS
+from pipeline.core.tasks import InstantMs, Offset
 from pipeline.errors import UnavailableError
 from pipeline.service.consumer_ports import LedgerTables, TableIdentity, TableRows
 from pipeline.testing.memory_consumers import ConsumerGroupWorld, MemoryLedgerTables
@@ -32,11 +33,16 @@ def identity(partition: int, *, topic_id: str = "topic-1", cluster_id: str = "cl
     return TableIdentity(cluster_id=cluster_id, ledger_topic_id=topic_id, group="group", partition=partition)
 
 
+def now_ms() -> InstantMs:
+    """An instant."""
+    return InstantMs(1_767_268_800_000)
+
+
 @pytest.fixture(params=["memory", "rocksdb"])
 def make(request: pytest.FixtureRequest, tmp_path: Path) -> MakeTables:
     """Both implementations."""
     if request.param == "rocksdb":
-        return lambda: RocksdbLedgerTables(tmp_path, group="group", identity=identity)
+        return lambda: RocksdbLedgerTables(tmp_path, group="group", identity=identity, now_ms=now_ms)
     world = ConsumerGroupWorld()
     return lambda: MemoryLedgerTables(world, SimulatedProcess("process"))
 
@@ -121,7 +127,7 @@ def test_a_table_is_what_its_writes_make_it(make: MakeTables, seed: int) -> None
 
 
 def _filled(folder: Path) -> None:
-    table = RocksdbLedgerTables(folder, group="group", identity=identity).open(0)
+    table = RocksdbLedgerTables(folder, group="group", identity=identity, now_ms=now_ms).open(0)
     table.write(TableRows(added=[digest(1)]), Offset(5))
     table.close()
 
@@ -143,7 +149,7 @@ def test_a_table_of_another_topic_or_cluster_is_put_aside(
     """Its rows would skip tasks that were never applied here; and it is kept, it may be somebody's."""
     _filled(tmp_path)
 
-    table = RocksdbLedgerTables(tmp_path, group="group", identity=other).open(0)
+    table = RocksdbLedgerTables(tmp_path, group="group", identity=other, now_ms=now_ms).open(0)
 
     assert table.position() == 0
     assert not table.contains(digest(1))
@@ -158,16 +164,29 @@ def test_an_unreadable_table_is_put_aside(tmp_path: Path, victim: str) -> None:
     (path,) = (tmp_path / "consumers" / "group" / "0.0").glob(f"{victim}*")
     path.write_bytes(b"\x00rubbish\xff" * 100)
 
-    table = RocksdbLedgerTables(tmp_path, group="group", identity=identity).open(0)
+    table = RocksdbLedgerTables(tmp_path, group="group", identity=identity, now_ms=now_ms).open(0)
 
     assert table.position() == 0
     assert len(_asides(tmp_path)) == 1
     table.close()
 
 
+@pytest.mark.parametrize(("days", "kept"), [(4, True), (6, False)])
+def test_a_table_that_was_away_for_long_is_put_aside(tmp_path: Path, days: int, kept: bool) -> None:  # noqa: FBT001  # a parameter
+    """The topic forgets deletions after a week: a row that an operator deleted would stay in an old copy for ever."""
+    _filled(tmp_path)
+    later = InstantMs(now_ms() + days * DAY_MS)
+
+    table = RocksdbLedgerTables(tmp_path, group="group", identity=identity, now_ms=lambda: later).open(0)
+
+    assert table.contains(digest(1)) == kept
+    assert len(_asides(tmp_path)) == (0 if kept else 1)
+    table.close()
+
+
 def test_a_neighbour_takes_the_next_slot_and_the_first_once_it_is_free(tmp_path: Path) -> None:
     """Two consumers of a machine never share a table, and a partition that moves finds its rows again."""
-    tables = [RocksdbLedgerTables(tmp_path, group="group", identity=identity) for _ in range(3)]
+    tables = [RocksdbLedgerTables(tmp_path, group="group", identity=identity, now_ms=now_ms) for _ in range(3)]
     first = tables[0].open(0)
     first.write(TableRows(added=[digest(1)]), Offset(5))
     second = tables[1].open(0)
@@ -183,7 +202,7 @@ def test_a_neighbour_takes_the_next_slot_and_the_first_once_it_is_free(tmp_path:
 
 def test_slots_are_bounded(tmp_path: Path) -> None:
     """A leak of tables must end in a sentence, not in a full disk."""
-    tables = RocksdbLedgerTables(tmp_path, group="group", identity=identity)
+    tables = RocksdbLedgerTables(tmp_path, group="group", identity=identity, now_ms=now_ms)
     held = [tables.open(0) for _ in range(16)]
 
     with pytest.raises(UnavailableError, match="16 local ledgers of partition 0"):
@@ -196,7 +215,7 @@ def test_slots_are_bounded(tmp_path: Path) -> None:
 @pytest.mark.parametrize("group", ["../../etc", "a/b", "ä" * 100, "x" * 200, "."])
 def test_any_group_has_a_folder_below_its_own(tmp_path: Path, group: str) -> None:
     """A group's name is the user's; it must neither leave the folder nor be too long for one."""
-    tables = RocksdbLedgerTables(tmp_path, group=group, identity=identity)
+    tables = RocksdbLedgerTables(tmp_path, group=group, identity=identity, now_ms=now_ms)
 
     table = tables.open(0)
 
@@ -207,7 +226,7 @@ def test_any_group_has_a_folder_below_its_own(tmp_path: Path, group: str) -> Non
 def test_without_a_folder_nothing_stays(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """A consumer in a read-only container leaves no temporary files behind."""
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    tables = RocksdbLedgerTables(None, group="group", identity=identity)
+    tables = RocksdbLedgerTables(None, group="group", identity=identity, now_ms=now_ms)
     table = tables.open(0)
     table.close()
     assert list(tmp_path.iterdir())

@@ -115,7 +115,11 @@ class DueTopics:
                 emit(task, headers)
 
     def read(self, topic: str) -> list[Any]:
-        """All committed records of a topic, as `read_committed` sees them now."""
+        """All committed records of a topic below its present end, as `read_committed` sees them.
+
+        A commit that was answered may still lack its markers, so the end asked for is the high watermark.
+        """
+        ends = self.ends(topic)
         consumer = Consumer(
             {
                 **self.settings.client_config(),
@@ -137,7 +141,8 @@ class DueTopics:
                 records.append(message)
             else:
                 assert message.error().code() == KafkaError._PARTITION_EOF, message.error()
-                open_partitions.discard(message.partition())
+                if message.offset() >= ends[message.partition()]:
+                    open_partitions.discard(message.partition())
         consumer.close()
         return records
 
@@ -156,10 +161,18 @@ class DueTopics:
             group, [TopicPartition(self.names.due, partition) for partition in range(PARTITIONS)]
         )
         found = self._admin.list_consumer_group_offsets([request])[group].result().topic_partitions
+        ends = self.ends(self.names.due)
+        return sum(ends[place.partition] - max(0, place.offset) for place in found)
+
+    def ends(self, topic: str) -> dict[int, int]:
+        """The high watermarks."""
         asker = Consumer({**self.settings.client_config(), "group.id": "asker", "isolation.level": "read_uncommitted"})
-        ends = [asker.get_watermark_offsets(TopicPartition(self.names.due, place.partition))[1] for place in found]
+        found = {
+            partition: asker.get_watermark_offsets(TopicPartition(topic, partition), timeout=20)[1]
+            for partition in range(PARTITIONS)
+        }
         asker.close()
-        return sum(end - max(0, place.offset) for place, end in zip(found, ends, strict=True))
+        return found
 
     def clean_up(self) -> None:
         """End what still runs, and delete the topics."""
