@@ -53,15 +53,24 @@ class KafkaOffsets:
         place = (topic, partition)
         return (await self.ask([place], OffsetSpec.earliest()))[place]
 
-    async def ask(self, places: Iterable[tuple[str, int]], spec: OffsetSpec) -> dict[tuple[str, int], Offset]:
+    async def is_open(self, topic: str, partition: int) -> bool:
+        """Whether a transaction is open there: the last stable offset lies below the high watermark."""
+        place = (topic, partition)
+        stable = (await self.ask([place], OffsetSpec.latest(), IsolationLevel.READ_COMMITTED))[place]
+        return stable < await self.end_offset(topic, partition)
+
+    async def ask(
+        self,
+        places: Iterable[tuple[str, int]],
+        spec: OffsetSpec,
+        isolation_level: IsolationLevel = IsolationLevel.READ_UNCOMMITTED,
+    ) -> dict[tuple[str, int], Offset]:
         """Offsets by (topic, partition), one request a leader; raises `UnavailableError` after five seconds."""
         wanted = {TopicPartition(topic, partition): spec for topic, partition in places}
         deadline = asyncio.get_running_loop().time() + DEADLINE_S
         while True:
             try:
-                answers = self._admin.list_offsets(
-                    wanted, isolation_level=IsolationLevel.READ_UNCOMMITTED, request_timeout=DEADLINE_S
-                )
+                answers = self._admin.list_offsets(wanted, isolation_level=isolation_level, request_timeout=DEADLINE_S)
                 found = {}
                 for place, future in answers.items():
                     found[place.topic, place.partition] = Offset((await _result(future)).offset)

@@ -1,7 +1,7 @@
 """The transactional producer of one partition, on librdkafka."""
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import Executor
 from threading import Lock
 from typing import Final, TypeVar
@@ -58,6 +58,8 @@ _CAUSED_BY_ANOTHER: Final = frozenset(
     }
 )
 """What a record is told that went down with the transaction of another."""
+HANGING_KEY: Final = b"\x00hanging"
+"""Key of a record that is always aborted; no task has it."""
 LOCAL_BYTES_MAX: Final = 1_000_000_000
 
 
@@ -81,7 +83,10 @@ def producer_config(client: Mapping[str, str], transactional_id: str, transactio
 
 
 class KafkaTransaction:
-    """Implements the `Transaction` port; blocking calls run in `executor`, one at a time."""
+    """Implements the `Transaction` port; blocking calls run in `executor`, one at a time.
+
+    `is_open` tells whether a transaction is open on the owner's partition of a topic.
+    """
 
     def __init__(
         self,
@@ -93,6 +98,7 @@ class KafkaTransaction:
         own_topics: frozenset[str],
         transaction_timeout_ms: int,
         executor: Executor,
+        is_open: Callable[[str], Awaitable[bool]],
     ) -> None:
         self._producer = Producer(
             {**producer_config(client, transactional_id, transaction_timeout_ms), "logger": _QuietLogger()}
@@ -103,6 +109,7 @@ class KafkaTransaction:
         self._own_topics = own_topics
         self._timeout_s = transaction_timeout_ms / 1000
         self._executor = executor
+        self._is_open = is_open
         self._one_call = Lock()  # a cancelled call goes on in its thread
         self._careful = False
         self._poison: set[str] = set()
@@ -117,6 +124,25 @@ class KafkaTransaction:
             await self._run(lambda: self._producer.init_transactions(2 * self._timeout_s))
         except KafkaException as error:
             raise _translate(error, f"acquiring {self._transactional_id}") from error
+        await self._end_hanging()
+
+    async def _end_hanging(self) -> None:
+        """End what still hangs of an earlier owner's transaction, although its coordinator takes it for ended.
+
+        A broker that was killed and comes back can leave the end out on partitions without a leader just then (Kafka
+        4.4: "these partitions are likely deleted already"). Readers would wait there for ever, and our next commit
+        would commit what was given up. An abort by the same producer ends it as what it is.
+        """
+        hanging = [topic for topic in sorted(self._own_topics) if await self._is_open(topic)]
+        if not hanging:
+            return
+        log.warning("open_transaction_found", transactional_id=self._transactional_id, topics=hanging)
+        self.begin()
+        for topic in hanging:
+            self.produce(topic, HANGING_KEY, b"")
+        # Only what was sent is part of the transaction, and only there an abort leaves its mark.
+        await self._run(lambda: self._producer.flush(self._timeout_s))
+        await self.abort()
 
     def begin(self) -> None:
         """Open a transaction."""

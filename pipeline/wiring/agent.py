@@ -91,7 +91,7 @@ class _Agent:
         self._partition_count = self._topics[events].partition_count
         # Each owner has one blocking call at a time, and one more while it restores.
         self._threads = ThreadPoolExecutor(2 * self._partition_count + 4, thread_name_prefix="owner")
-        offsets = KafkaOffsets(AdminClient(client))
+        self._offsets = offsets = KafkaOffsets(AdminClient(client))
         self._codec = AvroCodec()
         self._outside = Outside(
             clock=SystemClock(),
@@ -166,6 +166,7 @@ class _Agent:
             own_topics=frozenset({topics.state, topics.due, topics.dead}),
             transaction_timeout_ms=self._settings.transaction_timeout_ms,
             executor=self._threads,
+            is_open=lambda topic: self._offsets.is_open(topic, partition),
         )
 
     def _owner_settings(self, partition: int) -> OwnerSettings:
