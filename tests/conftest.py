@@ -48,7 +48,9 @@ def broker(tmp_path_factory: pytest.TempPathFactory, kafka_cache_dir: Path) -> I
     elif _docker_answers():
         yield from _docker_broker()
     else:
-        embedded = EmbeddedBroker(tmp_path_factory.mktemp("broker"), cache_dir=kafka_cache_dir)
+        # Nobody kills this one, so transactions that are over may be ended at once.
+        settings = {"transaction.abort.timed.out.transaction.cleanup.interval.ms": "1000"}
+        embedded = EmbeddedBroker(tmp_path_factory.mktemp("broker"), cache_dir=kafka_cache_dir, settings=settings)
         try:
             yield BrokerUnderTest(bootstrap_servers=embedded.start().bootstrap_servers)
         finally:

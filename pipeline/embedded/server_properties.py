@@ -109,9 +109,11 @@ def _coordinators(plan: NodePlan) -> dict[str, str]:
         "group.min.session.timeout.ms": "1000",
         # Kafka's default: the longest time-out that a transactional producer may ask for.
         "transaction.max.timeout.ms": "900000",
-        # A transaction that outlived its time-out holds `read_committed` readers back until this check finds it;
-        # every ten seconds (the default) would double the time-out that the agents ask for.
-        "transaction.abort.timed.out.transaction.cleanup.interval.ms": "1000",
+        # A transaction that outlived its time-out holds `read_committed` readers back until this check finds it. The
+        # first check must not come before a broker that was killed leads its partitions again, which takes it the
+        # broker session above: with no leader to tell, Kafka takes the partitions for deleted, and the transaction
+        # hangs there for ever (seen with 1 s; `tests/integration/test_hanging_transactions.py`).
+        "transaction.abort.timed.out.transaction.cleanup.interval.ms": "8000",
     }
 
 

@@ -57,7 +57,8 @@ async def is_open_for_good(offsets: KafkaOffsets, topic: str) -> bool:
 
 def test_owner_ends_what_hangs_of_an_earlier_one(private_broker: Callable[..., EmbeddedBroker]) -> None:
     """Readers would wait for ever, and the next commit of the same id would commit what had been given up."""
-    broker = private_broker()
+    # Looks for them so soon after its start that it has no leader yet for the partitions.
+    broker = private_broker(settings={"transaction.abort.timed.out.transaction.cleanup.interval.ms": "1000"})
     servers = broker.start().bootstrap_servers
     admin = AdminClient({"bootstrap.servers": servers, "log_level": 0})
     for future in admin.create_topics([NewTopic(topic, 1, 1) for topic in TOPICS]).values():
