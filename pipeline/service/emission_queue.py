@@ -9,7 +9,7 @@ from pipeline.core.tasks import Offset
 from pipeline.errors import CorruptStateError
 from pipeline.service.recovery_ports import LogChunk, LogRecord, PartitionLog, RecoveryCodec
 
-__all__ = ["EmissionQueue", "emission_of", "last_emission"]
+__all__ = ["EmissionQueue", "emission_of", "last_emissions"]
 
 NEVER: Final = 1 << 63
 _TAIL_RECORDS: Final = 200
@@ -26,23 +26,23 @@ def emission_of(record: LogRecord, codec: RecoveryCodec, *, target_topic: str) -
     return Emission(task=task, target_topic=target_topic, offset=Offset(record.offset))
 
 
-async def last_emission(
+async def last_emissions(
     log: PartitionLog, codec: RecoveryCodec, topic: str, partition: int, start: Offset, end: Offset
-) -> tuple[Emission, LogRecord] | None:
-    """The last emission between two offsets and its record; looks back further and further."""
+) -> list[tuple[Emission, LogRecord]]:
+    """Some of the last emissions between two offsets, with their records, in order; looks back until there are any."""
     reach = _TAIL_RECORDS
     while end > start:
         lower = Offset(max(start, end - reach))
-        found: tuple[Emission, LogRecord] | None = None
+        found: list[tuple[Emission, LogRecord]] = []
         async for chunk in log.read(topic, partition, lower, end):
             for record in chunk.records:
                 emission = emission_of(record, codec, target_topic="")
                 if emission is not None:
-                    found = emission, record
-        if found is not None or lower == start:
-            return found
+                    found.append((emission, record))
+        if found or lower == start:
+            return found[-_TAIL_RECORDS:]
         reach *= 10
-    return None
+    return []
 
 
 class EmissionQueue:

@@ -1,14 +1,13 @@
 """Folds what a partition's topics still hold into a timer table: `core/rebuild.py` has the rules."""
 
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterable, Sequence
 from typing import Final
 
 import msgspec
 
-from pipeline.core.events import Event, Reason, Rejection
+from pipeline.core.events import Event, Rejection
 from pipeline.core.positions import InputPosition, generation_of
 from pipeline.core.rebuild import (
-    Burial,
     Overtaking,
     Source,
     forgotten_by,
@@ -23,9 +22,10 @@ from pipeline.service.emission_queue import EmissionQueue
 from pipeline.service.overlay import RecentRows
 from pipeline.service.owner_settings import OwnerSettings
 from pipeline.service.recovery_ports import LogChunk, LogRecord, RecoveryCodec
+from pipeline.service.set_aside_log import SetAside
 from pipeline.service.work import Admit, Quarantine, Work
 
-__all__ = ["SCAN_ROWS", "FoldCounts", "Known", "RebuildFold", "Refusal", "SetAside"]
+__all__ = ["SCAN_ROWS", "FoldCounts", "Known", "RebuildFold", "task_id_of"]
 
 SCAN_ROWS: Final = 256
 """Rows read at once: tasks may have a megabyte each."""
@@ -34,27 +34,12 @@ ALL: Final = 1 << 62
 _RESERVED: Final = b"\x00"
 
 
-class Refusal(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """An event that `dead-tasks` says was refused; `append_at_ms` tells it from one of an earlier topic of the name."""
-
-    append_at_ms: InstantMs
-    reason: Reason
-    message: str
-    task_id: str
-
-
-class SetAside(msgspec.Struct, frozen=True, kw_only=True):
-    """What stands on `dead-tasks`: refused events by their offset, and burials in order."""
-
-    refusals: Mapping[int, Refusal]
-    burials: Sequence[Burial]
-
-
 class Known(msgspec.Struct, frozen=True, kw_only=True):
-    """The rows of `task-state`, which reflect the events up to `position`."""
+    """The rows of `task-state`, which reflect the events up to `position`; if that is not exact: at least so far."""
 
     table: TimerTable
     position: Offset
+    is_exact: bool
 
 
 class FoldCounts(msgspec.Struct, kw_only=True):
@@ -119,7 +104,9 @@ class RebuildFold:
         self._place = place
         self._partition_count = partition_count
         self._known = known
-        self._reflected = None if known is None else place.generation_base + known.position
+        self._reflected = None
+        if known is not None and known.is_exact:
+            self._reflected = place.generation_base + known.position
         self._refusals = set_aside.refusals
         self._burials = list(reversed(set_aside.burials))  # the next one last
         self._emissions = emissions
@@ -158,7 +145,7 @@ class RebuildFold:
             self._flush()
             await self._merge_known()
         self._bury(InstantMs(record.timestamp))
-        task_id = _task_id(record.key)
+        task_id = task_id_of(record.key)
         if task_id is None:
             self._work.apply([record], self._admit)
             return
@@ -228,10 +215,22 @@ class RebuildFold:
         after: TaskId | None = None
         while page := known.table.scan(after, SCAN_ROWS):
             after = page[-1][0]
-            self._work.overlay.load([task_id for task_id, _ in page])
-            for task_id, value in page:
+            folded = self._table.get_many([task_id for task_id, _ in page])
+            differ = [row for row, value in zip(page, folded, strict=True) if row[1] != value]
+            self.counts.sources[Source.CONFIRMED] += len(page) - len(differ)
+            if self._have_expired:
+                self._vouch(value for _, value in page)
+            self._work.overlay.load([task_id for task_id, _ in differ])
+            for task_id, value in differ:
                 self._merge(task_id, self._codec.decode_state(value))
             self._flush()
+
+    def _vouch(self, rows: Iterable[bytes]) -> None:
+        """Note which overdue timers `task-state` says have not fired."""
+        for value in rows:
+            state = self._codec.decode_state(value)
+            if state.status is Status.SCHEDULED and state.due_at_ms <= self._now_ms:
+                self._vouched.add(state.generation)
 
     def _merge(self, task_id: TaskId, known: TaskState) -> None:
         base = self._place.generation_base
@@ -242,8 +241,6 @@ class RebuildFold:
             generation_base=base,
         )
         self.counts.sources[source] += 1
-        if source is not Source.CORRECTED and known.status is Status.SCHEDULED and known.due_at_ms <= self._now_ms:
-            self._vouched.add(known.generation)
         self._put(task_id, row)
 
     # -- the end -----------------------------------------------------------------------------------------------
@@ -283,7 +280,7 @@ class RebuildFold:
     # -- the table ---------------------------------------------------------------------------------------------
 
     def _load(self, records: Sequence[LogRecord]) -> None:
-        ids = (_task_id(record.key) for record in records)
+        ids = (task_id_of(record.key) for record in records)
         self._work.overlay.load([task_id for task_id in ids if task_id is not None])
 
     def _put(self, task_id: TaskId, state: TaskState | None) -> None:
@@ -309,7 +306,7 @@ class RebuildFold:
         )
 
 
-def _task_id(key: bytes | None) -> TaskId | None:
+def task_id_of(key: bytes | None) -> TaskId | None:
     """The task that a key names, if it can name one."""
     if not key or key[:1] == _RESERVED:
         return None

@@ -7,23 +7,23 @@ would not belong together: an event that was applied already would be applied ag
 """
 
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
-from contextlib import aclosing
 from typing import Final
 
 import msgspec
 import structlog
 
-from pipeline.core.events import Reason
-from pipeline.core.positions import POSITIONS_KEY, InputPosition, Positions, resume_input
-from pipeline.core.rebuild import Burial, Source, generation_base_of
-from pipeline.core.tasks import Generation, InstantMs, Offset, TaskId
-from pipeline.errors import CorruptStateError, RefusedError, TopicMismatchError
+from pipeline.core.positions import POSITIONS_KEY, Positions
+from pipeline.core.rebuild import Source
+from pipeline.core.tasks import Offset, TaskId
+from pipeline.errors import RefusedError, TopicMismatchError
 from pipeline.ports import ClusterIdentity, TimerTable
-from pipeline.service.emission_queue import EmissionQueue, last_emission
+from pipeline.service.emission_queue import EmissionQueue
+from pipeline.service.known_rows import KnownRows, load_known
 from pipeline.service.owner_settings import OwnerSettings
-from pipeline.service.rebuild_fold import SCAN_ROWS, FoldCounts, Known, RebuildFold, Refusal, SetAside
+from pipeline.service.rebuild_fold import SCAN_ROWS, FoldCounts, Known, RebuildFold, task_id_of
+from pipeline.service.rebuild_place import Place, PlaceFinder
 from pipeline.service.recovery_ports import LogBounds, LogChunk, LongTransaction, RebuildOutside
-from pipeline.service.state_restore import restore_table
+from pipeline.service.set_aside_log import read_set_aside
 from pipeline.service.work import Admit
 
 __all__ = ["RebuildReport", "Rebuilder"]
@@ -60,14 +60,6 @@ class RebuildReport(msgspec.Struct, frozen=True, kw_only=True):
     overdue: int
     presumed: int
     notes: tuple[str, ...]
-
-
-class _Place(msgspec.Struct, frozen=True, kw_only=True):
-    """Where the fold stands: generations as they were given, and the position that is written down at the end."""
-
-    folded: InputPosition
-    written: InputPosition
-    reflected: Offset | None
 
 
 class Rebuilder:
@@ -108,8 +100,8 @@ class Rebuilder:
             self._events_end = self._bounds[self._settings.events_topic].stable_end
         self._known_table = await self._scratch("known")
         self._table = await self._scratch("rebuilt")
-        positions = await self._restore(self._known_table)
-        self._place = await self._find_place(positions)
+        self._known = await self._load_known(self._known_table)
+        self._place = await self._find_place()
         counts = await self._fold()
         return await self._report(counts)
 
@@ -138,87 +130,39 @@ class Rebuilder:
     async def _scratch(self, name: str) -> TimerTable:
         return await self._outside.scratch(f"{name}-{self._attempts}").open(self._partition)
 
-    async def _restore(self, table: TimerTable) -> Positions | None:
+    async def _load_known(self, table: TimerTable) -> KnownRows:
         """The rows that `task-state` has now, and what they reflect."""
-        topic = self._settings.state_topic
-        restored = await restore_table(
+        settings, outside = self._settings, self._outside
+        known = await load_known(
             table,
-            codec=self._outside.codec,
-            state_log=self._outside.state_log,
+            outside.state_log,
+            outside.codec,
             partition=self._partition,
-            meta=None,
-            end=self._bounds[topic].end,
-            on_progress=lambda _position, _end: None,
+            end=self._bounds[settings.state_topic].end,
         )
-        positions = restored.positions
-        if positions is None:
-            if restored.rows:
-                self._notes.append("task-state has rows, but nothing says what they reflect: they are replaced")
-            return None
-        count = self._identity.topics[self._settings.events_topic].partition_count
-        if positions.partition_count != count:
+        if known.unreadable:
+            self._notes.append(f"{len(known.unreadable)} rows of task-state can't be read: they are replaced")
+        count = self._identity.topics[settings.events_topic].partition_count
+        if known.positions is not None and known.positions.partition_count != count:
             raise TopicMismatchError(
-                f"task-events has {count} partitions, the timers were placed with {positions.partition_count}: events "
-                "of one task lie in two partitions, and no rebuild can bring them together."
+                f"task-events has {count} partitions, the timers were placed with {known.positions.partition_count}: "
+                "events of one task lie in two partitions, and no rebuild can bring them together."
             )
-        return positions
+        return known
 
-    async def _find_place(self, positions: Positions | None) -> _Place:
-        topic = self._settings.events_topic
-        topic_id = self._identity.topics[topic].topic_id
-        start, end = self._bounds[topic].start, self._end()
-        recorded = None if positions is None else positions.inputs.get(topic)
-        if recorded is None:
-            base = await self._derived_base()
-            folded = InputPosition(topic_id=topic_id, position=end, generation_base=base)
-            if start > 0:
-                self._notes.append(
-                    f"task-events starts at {start}: timers that were scheduled before that can't be rebuilt"
-                )
-            self._notes.append("what compaction removed from task-events can't be seen: its last event a task remains")
-            return _Place(folded=folded, written=folded, reflected=None)
-        place = resume_input(recorded, topic_id)
-        if place.topic_id != recorded.topic_id:
-            self._notes.append("task-events was created anew since: rows of before are kept as they are")
-        if place.position < start:
-            self._notes.append(f"{start - place.position} events expired before they were applied: they are lost")
-        written = msgspec.structs.replace(place, position=end)
-        if place.position > end:
-            self._notes.append(f"task-events ends at {end}, task-state has seen {place.position}: events were lost")
-            # Offsets will be used again; generations must not be.
-            base = place.generation_base + place.position - end
-            written = msgspec.structs.replace(written, generation_base=base)
-        return _Place(folded=place, written=written, reflected=Offset(min(place.position, end)))
-
-    async def _derived_base(self) -> int:
-        """The base of generations, from the last emission: above all that were used if the topic was created anew."""
-        found = []
-        for topic, bounds in self._target_bounds():
-            last = await last_emission(
-                self._outside.log, self._outside.codec, topic, self._partition, bounds.start, bounds.end
-            )
-            if last is not None:
-                found.append(last)
-        if not found:
-            return 0
-        emission, record = max(found, key=lambda item: item[0].position)
-        base = generation_base_of(emission.task)
-        if not await self._is_of_these_events(emission.task.scheduled_offset, emission.task.task_id, record.timestamp):
-            self._notes.append("task-events was created anew since the last emission: generations go on above it")
-            return emission.position
-        if emission.task.applied_offset > self._end():
-            self._notes.append("the last emission had seen more of task-events than there is: events were lost")
-            return emission.position
-        return base
-
-    async def _is_of_these_events(self, offset: Offset, task_id: str, emitted_at_ms: int) -> bool:
-        """Whether the schedule at `offset` may be the emission's: gone by now, or of that task and older."""
-        topic = self._settings.events_topic
-        if not self._bounds[topic].start <= offset < self._end():
-            return offset < self._end()
-        async with aclosing(self._outside.log.read(topic, self._partition, offset, Offset(offset + 1))) as chunks:
-            records = [record async for chunk in chunks for record in chunk.records]
-        return all(record.key == task_id.encode() and record.timestamp <= emitted_at_ms for record in records)
+    async def _find_place(self) -> Place:
+        finder = PlaceFinder(
+            self._settings,
+            self._outside.log,
+            self._outside.codec,
+            identity=self._identity,
+            bounds=self._bounds,
+            targets=[topic for topic, _ in self._target_bounds()],
+            end=self._end(),
+        )
+        place = await finder.find(self._known)
+        self._notes += finder.notes
+        return place
 
     def _target_bounds(self) -> list[tuple[str, LogBounds]]:
         names = [self._settings.due_topic, *sorted(self._settings.target_topics)]
@@ -234,7 +178,9 @@ class Rebuilder:
         settings, outside = self._settings, self._outside
         assert self._table is not None
         assert self._known_table is not None
-        reflected = self._place.reflected
+        known = None
+        if self._place.reflected is not None:
+            known = Known(table=self._known_table, position=self._place.reflected, is_exact=self._place.is_exact)
         streams = {
             "" if topic == settings.due_topic else topic: outside.log.read(
                 topic, self._partition, bounds.start, bounds.end
@@ -244,6 +190,14 @@ class Rebuilder:
         expired = [topic for topic, bounds in self._target_bounds() if bounds.start > 0]
         if expired:
             self._notes.append(f"emissions have expired from {', '.join(expired)}: what fired then is inferred")
+        set_aside = await read_set_aside(
+            outside.log,
+            outside.codec,
+            topic=settings.dead_topic,
+            events_topic=settings.events_topic,
+            partition=self._partition,
+            bounds=self._bounds[settings.dead_topic],
+        )
         fold = RebuildFold(
             settings=settings,
             codec=outside.codec,
@@ -251,8 +205,8 @@ class Rebuilder:
             place=self._place.folded,
             start=self._bounds[settings.events_topic].start,
             partition_count=self._identity.topics[settings.events_topic].partition_count,
-            known=None if reflected is None else Known(table=self._known_table, position=reflected),
-            set_aside=await self._read_set_aside(),
+            known=known,
+            set_aside=set_aside,
             emissions=EmissionQueue(streams, outside.codec),
             admit=self._admit,
             now_ms=self._now_ms,
@@ -267,37 +221,6 @@ class Rebuilder:
         async for chunk in self._outside.log.read(topic, self._partition, start, end):
             yield chunk
             self._on_progress(chunk.position - start, end - start)
-
-    async def _read_set_aside(self) -> SetAside:
-        settings, codec = self._settings, self._outside.codec
-        bounds = self._bounds[settings.dead_topic]
-        refusals: dict[int, Refusal] = {}
-        burials: list[Burial] = []
-        async for chunk in self._outside.log.read(settings.dead_topic, self._partition, bounds.start, bounds.end):
-            for record in chunk.records:
-                try:
-                    dead = codec.decode_dead(record.value or b"")
-                except CorruptStateError:
-                    continue  # not ours
-                if dead.origin.topic != settings.events_topic or dead.origin.partition != self._partition:
-                    continue
-                if dead.generation and dead.reason is Reason.UNDELIVERABLE:
-                    burials.append(
-                        Burial(
-                            task_id=TaskId(dead.task_id),
-                            generation=Generation(dead.generation),
-                            dead_at_ms=dead.dead_at_ms,
-                            append_at_ms=InstantMs(record.timestamp),
-                        )
-                    )
-                elif not dead.generation:
-                    refusals[dead.origin.offset] = Refusal(
-                        append_at_ms=dead.origin.append_at_ms,
-                        reason=dead.reason,
-                        message=dead.message,
-                        task_id=dead.task_id,
-                    )
-        return SetAside(refusals=refusals, burials=burials)
 
     async def _report(self, counts: FoldCounts) -> RebuildReport:
         assert self._table is not None
@@ -316,7 +239,7 @@ class Rebuilder:
             corrected=counts.sources[Source.CORRECTED],
             kept=counts.sources[Source.KEPT],
             added=sum(1 for _ in _missing(self._table, self._known_table)),
-            removed=sum(1 for _ in _missing(self._known_table, self._table)),
+            removed=sum(1 for _ in self._to_remove()),
             overdue=counts.overdue,
             presumed=counts.presumed,
             notes=tuple(self._notes),
@@ -357,9 +280,8 @@ class Rebuilder:
         topic, codec = self._settings.state_topic, self._outside.codec
         positions = self._positions()
         transaction.begin()
-        tombstones = ((task_id.encode(), None) for task_id in _missing(self._known_table, self._table))
         done = 0
-        for batch in _batches([_rows(self._table), tombstones]):
+        for batch in _batches([_rows(self._table), ((key, None) for key in self._to_remove())]):
             transaction.produce_many(topic, batch)
             await transaction.flush()
             done += len(batch)
@@ -367,6 +289,17 @@ class Rebuilder:
         transaction.produce_last(POSITIONS_KEY, codec.encode_positions(positions))
         await transaction.commit()
         log.info("partition_rebuilt", partition=self._partition, written=done, position=self._place.written.position)
+
+    def _to_remove(self) -> Iterator[bytes]:
+        """The keys of `task-state` that the rebuilt table has no row for."""
+        assert self._table is not None
+        assert self._known_table is not None
+        for task_id in _missing(self._known_table, self._table):
+            yield task_id.encode()
+        for key in sorted(self._known.unreadable):
+            named = task_id_of(key)
+            if named is None or self._table.get_many([named]) == [None]:
+                yield key
 
     def _positions(self) -> Positions:
         settings, identity = self._settings, self._identity

@@ -49,6 +49,7 @@ async def restore_table(
 ) -> Restored:
     """Read `task-state` on from where `meta` says (None: the table is new), up to `end`.
 
+    A record that can't be read is passed over if a later one of its key replaces it, as after a rebuild.
     Raises `RefusedError` if the state needs a newer reader or can't be read, `CorruptStateError` if the table can't be,
     `UnavailableError`. `on_progress` hears (position, end).
     """
@@ -56,15 +57,19 @@ async def restore_table(
     position = meta.state_position if meta is not None else Offset(0)
     written = 0
     on_progress(position, end)
+    is_checked = False
     if position < end:
         async with aclosing(state_log.read(partition, position, end)) as chunks:
             async for chunk in chunks:
                 latest = dict(chunk.records)
-                raw = latest.pop(POSITIONS_KEY, None)
-                if raw is not None:
-                    positions = _decoded(raw, codec.decode_positions, POSITIONS_KEY, partition)
-                    _check_reader(positions)
-                rows = _restored_rows(table, codec, latest, partition)
+                try:
+                    found, rows = _decoded_chunk(table, codec, latest, partition)
+                except RefusedError:
+                    if not is_checked:
+                        await _refuse_what_stays_unreadable(codec, state_log, partition, position, end)
+                        is_checked = True
+                    found, rows = _decoded_chunk(table, codec, _readable(codec, latest, partition), partition)
+                positions = positions if found is None else found
                 position = chunk.position
                 # Without positions the meta stays empty, which no later start takes for a whole table.
                 meta_bytes = b""
@@ -74,6 +79,69 @@ async def restore_table(
                 written += len(rows)
                 on_progress(position, end)
     return Restored(positions=positions, position=position, rows=written)
+
+
+def _decoded_chunk(
+    table: TimerTable, codec: Codec, latest: Mapping[bytes, bytes | None], partition: int
+) -> tuple[Positions | None, list[TableRow]]:
+    """The positions and the changes in a chunk; raises `RefusedError` at a record that can't be read."""
+    raw = latest.get(POSITIONS_KEY)
+    positions = None
+    if raw is not None:
+        positions = _decoded(raw, codec.decode_positions, POSITIONS_KEY, partition)
+        _check_reader(positions)
+    rest = {key: value for key, value in latest.items() if key != POSITIONS_KEY}
+    return positions, _restored_rows(table, codec, rest, partition)
+
+
+async def _refuse_what_stays_unreadable(
+    codec: Codec, state_log: StateLog, partition: int, start: Offset, end: Offset
+) -> None:
+    """Look ahead, once: raise `RefusedError` for the last record of a key that can't be read.
+
+    One that a later record replaces does no harm: that is how a rebuild mends the topic, whose old records stay until
+    they are compacted. A key that can't be read is harmless once it was deleted.
+    """
+    faults: dict[bytes, RefusedError] = {}
+    async with aclosing(state_log.read(partition, start, end)) as chunks:
+        async for chunk in chunks:
+            for key, value in chunk.records:
+                fault = _fault(codec, key, value, partition)
+                if fault is None:
+                    faults.pop(key, None)
+                else:
+                    faults[key] = fault
+    for fault in faults.values():
+        raise fault
+
+
+def _readable(codec: Codec, latest: Mapping[bytes, bytes | None], partition: int) -> dict[bytes, bytes | None]:
+    """The records that can be read and mean a row: those of unreadable keys mean none, deleted or not."""
+    return {
+        key: value for key, value in latest.items() if _is_text(key) and _fault(codec, key, value, partition) is None
+    }
+
+
+def _fault(codec: Codec, key: bytes, value: bytes | None, partition: int) -> RefusedError | None:
+    if value is None:
+        return None
+    try:
+        if key == POSITIONS_KEY:
+            _check_reader(_decoded(value, codec.decode_positions, key, partition))
+        else:
+            _decoded(key, _task_id, key, partition)
+            _decoded(value, codec.decode_state, key, partition)
+    except RefusedError as error:
+        return error
+    return None
+
+
+def _is_text(key: bytes) -> bool:
+    try:
+        key.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
 
 
 def _check_reader(positions: Positions) -> None:

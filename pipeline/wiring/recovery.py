@@ -10,11 +10,14 @@ from tempfile import TemporaryDirectory
 from typing import Final
 
 import msgspec
+from confluent_kafka.admin import AdminClient
 
 from pipeline.adapters.agent_slot import AgentSlot, running_agents
 from pipeline.adapters.avro_codec import AvroCodec
 from pipeline.adapters.group_members import group_members
 from pipeline.adapters.kafka_admin import KafkaAdmin
+from pipeline.adapters.kafka_ledger import LibrdkafkaLog
+from pipeline.adapters.kafka_offsets import KafkaOffsets
 from pipeline.adapters.kafka_partition_log import KafkaPartitionLog
 from pipeline.adapters.kafka_state_log import KafkaStateLog
 from pipeline.adapters.recovery_producers import REBUILD_TIMEOUT_MS, KafkaLongTransaction
@@ -96,10 +99,8 @@ async def _from_state(
         for at, (folder, number) in enumerate(places):
             store = RocksdbTableStore(folder, memory_bytes=settings.table_memory_bytes, lock_wait_ms=LOCK_WAIT_MS)
             told = partial(on_progress, f"Restoring partition {number}")
-            aside, rows = await refresh_table(
-                store, state_log, codec, contents[number], partition=number, on_progress=told
-            )
-            reports[at] = msgspec.structs.replace(reports[at], put_aside=aside, rows=rows)
+            aside = await refresh_table(store, state_log, codec, contents[number], partition=number, on_progress=told)
+            reports[at] = msgspec.structs.replace(reports[at], put_aside=aside)
     finally:
         for slot in slots:
             slot.release()
@@ -202,6 +203,7 @@ def _rebuilder(
     settings: Settings, number: int, count: int, on_progress: Progress, threads: ThreadPoolExecutor, scratch: Path
 ) -> Rebuilder:
     client, codec, topics = settings.client_config(), AvroCodec(), settings.topics
+    offsets = KafkaOffsets(AdminClient({**client, "logger": LibrdkafkaLog()}))
     outside = RebuildOutside(
         clock=SystemClock(),
         codec=codec,
@@ -216,9 +218,10 @@ def _rebuilder(
             transactional_id=transactional_id,
             partition=number,
             state_topic=topics.state,
-            own_topics=frozenset({topics.state}),
+            own_topics=frozenset({topics.state, topics.due, topics.dead}),
             transaction_timeout_ms=REBUILD_TIMEOUT_MS,
             executor=threads,
+            is_open=lambda topic: offsets.is_open(topic, number),
         ),
     )
     owner = OwnerSettings(

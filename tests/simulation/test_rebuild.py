@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import msgspec
 import pytest
 
+from pipeline.core.positions import POSITIONS_KEY
 from pipeline.core.tasks import NO_HEADERS, DurationMs, Offset, Status, TaskState
 from pipeline.errors import FencedError, RefusedError, TopicMismatchError
 from pipeline.testing.memory_cluster import NewRecord
@@ -688,3 +689,89 @@ def test_life_goes_on_between_rebuilds(seed: int) -> None:
         await world.heal_and_check(pass_ms=120_000)
 
     run_virtual(main)
+
+
+def test_rows_that_cannot_be_read_are_replaced_or_removed() -> None:
+    """Agents refuse a rotten changelog; a rebuild makes it anew, or nobody could."""
+
+    async def main() -> None:
+        world = SimulatedWorld()
+        agent = await world.started(settings=KEEP)
+        world.schedule("x", due_in_ms=60_000)
+        world.schedule("y", due_in_ms=60_000)
+        await world.applied(agent)
+        await agent.stop()
+        before = states(world)
+        for key, value in [(b"x", b"rot"), (b"\xff", b"rot"), (b"nobody", b"rot"), (b"y2", before["y"])]:
+            raw = value if isinstance(value, bytes) else world.codec.encode_state(value)
+            world.cluster.send("task-state", key, raw, partition=0)
+
+        report = await rebuild(world, KEEP)
+
+        assert (report.rows, report.removed, report.added, report.confirmed) == (2, 3, 1, 1)
+        assert "4 rows of task-state can't be read" in report.notes[0]
+        assert _readable(world) == before
+        await world.heal_and_check(pass_ms=120_000)
+        assert sorted(world.emitted()) == ["x", "y"]
+
+    run_virtual(main)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_lost_positions_are_derived_and_no_row_is_lost(seed: int) -> None:
+    """Without the positions record the rows still count: those that no event explains any more are kept."""
+
+    async def main() -> None:
+        world = SimulatedWorld()
+        await _history(world, seed)
+        before = states(world)
+        world.cluster.log("task-events", 0).compact(before=world.position())
+        world.cluster.send("task-state", POSITIONS_KEY, b"rot", partition=0)
+        world.disk.lose(0)
+
+        report = await rebuild(world, KEEP)
+
+        rebuilt = states(world)
+        assert {task_id: (task.status, task.generation) for task_id, task in rebuilt.items()} == {
+            task_id: (task.status, task.generation) for task_id, task in before.items()
+        }
+        assert any("derived from emissions" in note for note in report.notes) or not before
+        await world.heal_and_check(pass_ms=120_000)
+
+    run_virtual(main)
+
+
+def test_truncated_events_are_told_from_new_ones() -> None:
+    """The end of the log was lost, and the state too: what fired is recognised by the events that are left."""
+
+    async def main() -> None:
+        world = SimulatedWorld()
+        agent = await world.started(settings=KEEP)
+        for number in range(4):
+            world.schedule(f"t{number}", due_in_ms=10)
+            await world.clock.advance(100)
+        await agent.stop()
+        used = max(task.generation for task in world.emissions())
+        log = world.cluster.log("task-events", 0)
+        log.entries = [entry for entry in log.entries if entry.offset < 2]
+        log.end_offset = Offset(2)
+        _lose_state(world)
+
+        report = await rebuild(world, KEEP)
+        agent = await world.started(settings=KEEP)
+        world.schedule("next", due_in_ms=10)
+        await world.clock.advance(1_000)
+        await agent.stop()
+
+        assert any("events were lost" in note for note in report.notes)
+        assert sorted(world.emitted()) == ["next", "t0", "t1", "t2", "t3"]
+        assert world.emissions()[-1].generation > used
+
+    run_virtual(main)
+
+
+def _readable(world: SimulatedWorld) -> dict[str, TaskState]:
+    """The rows of `task-state` by keys that are text."""
+    rows = {entry.key: entry.value for entry in world.cluster.committed("task-state") if entry.key}
+    rows.pop(POSITIONS_KEY, None)
+    return {key.decode(): world.codec.decode_state(value) for key, value in rows.items() if value is not None}
