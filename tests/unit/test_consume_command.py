@@ -5,12 +5,14 @@ from __future__ import annotations
 import os
 import sys
 import time
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import Any
 
 import msgspec
 import psutil
 import pytest
 
+from pipeline import DueTaskConsumer
 from pipeline.adapters.command_handler import CommandFailedError, CommandHandler, task_variables
 from pipeline.cli.app import run
 from pipeline.cli.consume_command import _Printer
@@ -20,9 +22,6 @@ from pipeline.core.effects import DueTask
 from pipeline.core.tasks import InstantMs, Offset
 from pipeline.service.consumer_ports import DueRecord
 from pipeline.service.task_handling import ConsumerStopError, TaskContext
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 pytestmark = pytest.mark.unit
 
@@ -125,6 +124,29 @@ def test_a_command_may_call_duetasks_itself(monkeypatch: pytest.MonkeyPatch, tmp
         monkeypatch.setenv(name, value)
 
     assert load_settings().partitions > 0
+
+
+def test_the_how_tos_python_is_what_the_package_offers(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The example is run up to the point at which it needs a broker."""
+    monkeypatch.setenv("DUETASKS_BOOTSTRAP_SERVERS", "127.0.0.1:1")
+    monkeypatch.setenv("DUETASKS_DATA_DIR", str(tmp_path))
+    page = (Path(__file__).parents[2] / "docs" / "how-to" / "consume-due-tasks.md").read_text("utf-8")
+    snippet = page.split("```python\n")[1].split("```")[0]
+    names: dict[str, Any] = {}
+
+    exec(snippet.split("consumer.run()")[0], names)  # noqa: S102  # our own document
+    names["remind"](msgspec.structs.replace(TASK, payload=b"call"), CONTEXT)
+
+    assert isinstance(names["consumer"], DueTaskConsumer)
+    assert CONTEXT.outputs.pop().topic == "reminders-sent"
+
+
+def test_the_how_to_names_every_variable_of_a_command() -> None:
+    """Scripts are written from that list."""
+    page = (Path(__file__).parents[2] / "docs" / "how-to" / "consume-due-tasks.md").read_text("utf-8")
+    task = msgspec.structs.replace(TASK, content_type="text/plain")
+
+    assert [name for name in task_variables(task, CONTEXT) if f"`{name}`" not in page] == []
 
 
 def test_a_reader_that_went_away_stops_the_consumer_and_keeps_the_task(monkeypatch: pytest.MonkeyPatch) -> None:
