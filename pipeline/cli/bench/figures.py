@@ -15,6 +15,7 @@ class Sizes(msgspec.Struct, frozen=True, kw_only=True):
     probes: int = 200
     warm_up: int = 10_000
     payload_bytes: int = 100
+    agents: int = 1
 
 
 class Figures(msgspec.Struct, frozen=True, kw_only=True):
@@ -73,6 +74,6 @@ def rows(figures: Figures, sizes: Sizes) -> list[dict[str, str]]:
         row("lateness, max", f"{f.lateness_ms_max:.0f} ms"),
         row(f"restart, {f.pending:,} pending, warm table", f"{f.restart_warm_s:.1f} s"),
         row(f"restart, {f.pending:,} pending, no table", f"{f.restart_cold_s:.1f} s"),
-        row(f"agent's memory, {f.pending:,} pending", f"{f.rss_mb:.0f} MB"),
+        row(f"agents' memory, {f.pending:,} pending", f"{f.rss_mb:.0f} MB"),
         row("early / lost / doubled", f"{f.early} / {f.lost} / {f.doubled}"),
     ]

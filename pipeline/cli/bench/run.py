@@ -1,4 +1,4 @@
-"""The phases of one benchmark run, in order, on one broker with one agent."""
+"""The phases of one benchmark run, in order, on one broker."""
 
 import time
 from collections.abc import Callable
@@ -12,7 +12,7 @@ from pipeline.cli.bench.due_reader import DueReader, Received, reader_config
 from pipeline.cli.bench.figures import Figures, Sizes, percentile
 from pipeline.cli.bench.load import Load, Upstream, partition_sizes
 from pipeline.cli.bench.plain_loop import WARM_UP_KEY, PlainLoop, Stretch
-from pipeline.cli.child_agent import ChildAgent
+from pipeline.cli.child_agent import ChildAgents
 from pipeline.errors import UnavailableError
 
 if TYPE_CHECKING:
@@ -38,9 +38,10 @@ class Run:
         self._say = on_progress
         self._client = settings.client_config()
         self._upstream = Upstream(settings)
-        self._agent = ChildAgent(settings)
+        self._agents = ChildAgents(settings, sizes.agents)
         self._reader = DueReader(self._client, settings.topics.due, settings.partitions)
-        self._probe = Consumer(reader_config(self._client))
+        # The ends of the log itself: the last stable offset may lag behind a commit that has just returned.
+        self._probe = Consumer({**reader_config(self._client), "isolation.level": "read_uncommitted"})
         self._due: dict[str, int] = {}
         self._received: list[Received] = []
         self._ingest_per_s = 1.0
@@ -49,19 +50,19 @@ class Run:
         """All phases; raises `UnavailableError` if one does not end in time."""
         try:
             self._reader.start()
-            self._say("Starting the agent")
-            self._agent.start()
-            self._agent.await_ready()
+            self._say("Starting the agents")
+            self._agents.start()
+            self._agents.await_ready()
             self._warm_up()
             ingest = self._ingest()
-            rss_bytes = self._agent.rss_bytes()
+            rss_bytes = self._agents.rss_bytes()
             drain = self._drain()
             lateness_ms = self._lateness()
             warm_s = self._restart("restart-warm", remove_tables=False)
             cold_s = self._restart("restart-cold", remove_tables=True)
             self._settle()
         finally:
-            self._agent.stop()
+            self._agents.stop()
             self._reader.stop()
         return self._figures(ingest, drain, lateness_ms, warm_s, cold_s, rss_bytes)
 
@@ -118,12 +119,12 @@ class Run:
         due_at_ms = _now_ms() + int(_LEAD_S * 1000)
         self._schedule(name, [due_at_ms] * self._sizes.probes)
         time.sleep(max(0.0, due_at_ms / 1000 - _KILL_BEFORE_DUE_S - time.time()))
-        killed_s = self._agent.kill()
+        killed_s = self._agents.kill()
         if remove_tables:
-            self._agent.remove_tables()
-        self._agent.start()
+            self._agents.remove_tables()
+        self._agents.start()
         first_ms = min(each.at_ms for each in self._receive())
-        self._agent.await_ready()
+        self._agents.await_ready()
         return first_ms / 1000 - killed_s
 
     def _settle(self) -> None:
@@ -146,7 +147,7 @@ class Run:
             self._say(f"Only {self._reader.count:,} of {len(self._due):,} tasks were received")
         new = self._reader.take()
         if not new:
-            raise UnavailableError(f"no due task came within {_PHASE_TIMEOUT_S:g} s: see {self._agent.log_file}")
+            raise UnavailableError(f"no due task came within {_PHASE_TIMEOUT_S:g} s: see {self._agents.log_file}")
         self._received += new
         return new
 
@@ -155,11 +156,11 @@ class Run:
         ends = dict(enumerate(self._ends()))
         until_s = time.monotonic() + _PHASE_TIMEOUT_S
         while time.monotonic() < until_s:
-            positions = self._agent.positions()
+            positions = self._agents.positions()
             if all(positions.get(partition, -1) >= end for partition, end in ends.items()):
                 return time.time()
             time.sleep(_POSITIONS_PAUSE_S)
-        raise UnavailableError(f"events were not applied within {_PHASE_TIMEOUT_S:g} s: see {self._agent.log_file}")
+        raise UnavailableError(f"events were not applied within {_PHASE_TIMEOUT_S:g} s: see {self._agents.log_file}")
 
     def _ends(self) -> list[int]:
         topic = self._settings.topics.events

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from pipeline.cli.child_agent import ChildAgent
+from pipeline.cli.child_agent import ChildAgents
 from pipeline.cli.demo.callers import Callers
 from pipeline.cli.demo.checking import Expected, Tally, compare
 from pipeline.cli.demo.flights import Flight
@@ -51,7 +51,7 @@ class Play:
         self._settings = settings
         self._flights = {flight.task_id: flight for flight in flights}
         self._speed = speed
-        self._agent = ChildAgent(settings)
+        self._agent = ChildAgents(settings)
         self._callers = Callers(settings, consumers)
         self._starts_ms = first_ms(flights)
         news = [each for flight in flights for each in news_of(flight, self._starts_ms)]
