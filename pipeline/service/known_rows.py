@@ -14,24 +14,25 @@ __all__ = ["KnownRows", "load_known"]
 
 
 class KnownRows(msgspec.Struct, frozen=True, kw_only=True):
-    """What was loaded: the positions that the rows reflect, and the keys whose records can't be read.
+    """What was loaded: the positions that the rows reflect, and the keys that are no text.
 
     `positions` is None if there are none or the last ones can't be read; `has_rows` tells the one from the other.
     """
 
     positions: Positions | None
     has_rows: bool
-    unreadable: frozenset[bytes]
+    strange_keys: frozenset[bytes]
 
 
 async def load_known(table: TimerTable, state_log: StateLog, codec: Codec, *, partition: int, end: Offset) -> KnownRows:
-    """Load the readable rows up to `end` into an empty table, without index: to look things up, not to fire from.
+    """Load the rows up to `end` into an empty table, without index: to look things up, not to fire from.
 
+    Rows are taken as bytes, unread: most are compared and never decoded.
     Raises `RefusedError` if a newer version wrote the state, `UnavailableError`.
     """
     positions: Positions | None = None
     has_rows = False
-    unreadable: set[bytes] = set()
+    strange: set[bytes] = set()
     if end > 0:
         async with aclosing(state_log.read(partition, Offset(0), end)) as chunks:
             async for chunk in chunks:
@@ -39,10 +40,10 @@ async def load_known(table: TimerTable, state_log: StateLog, codec: Codec, *, pa
                 raw = latest.pop(POSITIONS_KEY, None)
                 if raw is not None:
                     positions = _readable_positions(raw, codec)
-                rows = _readable_rows(latest, codec, unreadable)
+                rows = _rows(latest, strange)
                 has_rows = has_rows or bool(rows)
                 table.write(rows, b"")
-    return KnownRows(positions=positions, has_rows=has_rows, unreadable=frozenset(unreadable))
+    return KnownRows(positions=positions, has_rows=has_rows, strange_keys=frozenset(strange))
 
 
 def _readable_positions(raw: bytes, codec: Codec) -> Positions | None:
@@ -58,22 +59,15 @@ def _readable_positions(raw: bytes, codec: Codec) -> Positions | None:
     return positions
 
 
-def _readable_rows(latest: Mapping[bytes, bytes | None], codec: Codec, unreadable: set[bytes]) -> list[TableRow]:
-    """The changes of a chunk; a key joins `unreadable` when its last record can't be read, and leaves it otherwise."""
+def _rows(latest: Mapping[bytes, bytes | None], strange: set[bytes]) -> list[TableRow]:
+    """The changes of a chunk; keys that are no text are kept in `strange` while they have a value."""
     rows = []
     for key, value in latest.items():
         try:
-            task_id = TaskId(key.decode())
-            is_row = value is None or codec.decode_state(value).task_id == task_id
+            rows.append(TableRow(TaskId(key.decode()), value, None, None))
         except UnicodeDecodeError:
-            unreadable.add(key)
-            continue
-        except CorruptStateError:
-            is_row = False
-        if is_row:
-            unreadable.discard(key)
-        else:
-            unreadable.add(key)
-        # What an earlier record said of a key that can't be read now is not true any more.
-        rows.append(TableRow(task_id, value if is_row else None, None, None))
+            if value is None:
+                strange.discard(key)
+            else:
+                strange.add(key)
     return rows

@@ -17,6 +17,7 @@ from pipeline.core.rebuild import (
     with_emission,
 )
 from pipeline.core.tasks import InstantMs, Offset, Status, TaskId, TaskState, index_entry
+from pipeline.errors import CorruptStateError
 from pipeline.ports import InputRecord, TableRow, TimerTable
 from pipeline.service.emission_queue import EmissionQueue
 from pipeline.service.overlay import RecentRows
@@ -25,7 +26,7 @@ from pipeline.service.recovery_ports import LogChunk, LogRecord, RecoveryCodec
 from pipeline.service.set_aside_log import SetAside
 from pipeline.service.work import Admit, Quarantine, Work
 
-__all__ = ["SCAN_ROWS", "FoldCounts", "Known", "RebuildFold", "task_id_of"]
+__all__ = ["SCAN_ROWS", "FoldCounts", "Known", "RebuildFold"]
 
 SCAN_ROWS: Final = 256
 """Rows read at once: tasks may have a megabyte each."""
@@ -52,6 +53,7 @@ class FoldCounts(msgspec.Struct, kw_only=True):
     emissions: int = 0
     presumed: int = 0
     overdue: int = 0
+    unreadable: int = 0
     rows: int = 0
     statuses: dict[str, int] = {}
     sources: dict[str, int] = {}
@@ -145,7 +147,7 @@ class RebuildFold:
             self._flush()
             await self._merge_known()
         self._bury(InstantMs(record.timestamp))
-        task_id = task_id_of(record.key)
+        task_id = _task_id(record.key)
         if task_id is None:
             self._work.apply([record], self._admit)
             return
@@ -219,17 +221,29 @@ class RebuildFold:
             differ = [row for row, value in zip(page, folded, strict=True) if row[1] != value]
             self.counts.sources[Source.CONFIRMED] += len(page) - len(differ)
             if self._have_expired:
-                self._vouch(value for _, value in page)
+                self._vouch(page)
             self._work.overlay.load([task_id for task_id, _ in differ])
             for task_id, value in differ:
-                self._merge(task_id, self._codec.decode_state(value))
+                state = self._decoded(task_id, value)
+                if state is None:
+                    self.counts.unreadable += 1
+                else:
+                    self._merge(task_id, state)
             self._flush()
 
-    def _vouch(self, rows: Iterable[bytes]) -> None:
-        """Note which overdue timers `task-state` says have not fired."""
-        for value in rows:
+    def _decoded(self, task_id: TaskId, value: bytes) -> TaskState | None:
+        """A row of `task-state`; None if it can't be read, or is another task's."""
+        try:
             state = self._codec.decode_state(value)
-            if state.status is Status.SCHEDULED and state.due_at_ms <= self._now_ms:
+        except CorruptStateError:
+            return None
+        return state if state.task_id == task_id else None
+
+    def _vouch(self, rows: Iterable[tuple[TaskId, bytes]]) -> None:
+        """Note which overdue timers `task-state` says have not fired."""
+        for task_id, value in rows:
+            state = self._decoded(task_id, value)
+            if state is not None and state.status is Status.SCHEDULED and state.due_at_ms <= self._now_ms:
                 self._vouched.add(state.generation)
 
     def _merge(self, task_id: TaskId, known: TaskState) -> None:
@@ -280,7 +294,7 @@ class RebuildFold:
     # -- the table ---------------------------------------------------------------------------------------------
 
     def _load(self, records: Sequence[LogRecord]) -> None:
-        ids = (task_id_of(record.key) for record in records)
+        ids = (_task_id(record.key) for record in records)
         self._work.overlay.load([task_id for task_id in ids if task_id is not None])
 
     def _put(self, task_id: TaskId, state: TaskState | None) -> None:
@@ -306,7 +320,7 @@ class RebuildFold:
         )
 
 
-def task_id_of(key: bytes | None) -> TaskId | None:
+def _task_id(key: bytes | None) -> TaskId | None:
     """The task that a key names, if it can name one."""
     if not key or key[:1] == _RESERVED:
         return None

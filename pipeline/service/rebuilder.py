@@ -20,7 +20,7 @@ from pipeline.ports import ClusterIdentity, TimerTable
 from pipeline.service.emission_queue import EmissionQueue
 from pipeline.service.known_rows import KnownRows, load_known
 from pipeline.service.owner_settings import OwnerSettings
-from pipeline.service.rebuild_fold import SCAN_ROWS, FoldCounts, Known, RebuildFold, task_id_of
+from pipeline.service.rebuild_fold import SCAN_ROWS, FoldCounts, Known, RebuildFold
 from pipeline.service.rebuild_place import Place, PlaceFinder
 from pipeline.service.recovery_ports import LogBounds, LogChunk, LongTransaction, RebuildOutside
 from pipeline.service.set_aside_log import read_set_aside
@@ -140,8 +140,6 @@ class Rebuilder:
             partition=self._partition,
             end=self._bounds[settings.state_topic].end,
         )
-        if known.unreadable:
-            self._notes.append(f"{len(known.unreadable)} rows of task-state can't be read: they are replaced")
         count = self._identity.topics[settings.events_topic].partition_count
         if known.positions is not None and known.positions.partition_count != count:
             raise TopicMismatchError(
@@ -226,6 +224,9 @@ class Rebuilder:
         assert self._table is not None
         assert self._known_table is not None
         place = self._place
+        unreadable = counts.unreadable + len(self._known.strange_keys)
+        if unreadable:
+            self._notes.append(f"{unreadable} rows of task-state can't be read: they are replaced")
         return RebuildReport(
             partition=self._partition,
             position=place.written.position,
@@ -296,10 +297,7 @@ class Rebuilder:
         assert self._known_table is not None
         for task_id in _missing(self._known_table, self._table):
             yield task_id.encode()
-        for key in sorted(self._known.unreadable):
-            named = task_id_of(key)
-            if named is None or self._table.get_many([named]) == [None]:
-                yield key
+        yield from sorted(self._known.strange_keys)
 
     def _positions(self) -> Positions:
         settings, identity = self._settings, self._identity
