@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.acceptance.harness import assert_fired_once, now_ms
+from tests.acceptance.harness import now_ms
 from tests.chaos.load import DUE_WITHIN_MS, Load
 
 if TYPE_CHECKING:
@@ -46,11 +46,7 @@ def test_agents_outlive_a_broker_that_pauses_and_one_that_dies(
         load.stop()
 
     deployment.await_due(load.must_fire(), within_s=60)
-    fired = deployment.pass_instant(now_ms() + DUE_WITHIN_MS)
-    names_fired = {task.task_id for task in fired}
-    assert_fired_once(fired, names_fired)
-    assert load.must_fire() - names_fired == set()
-    assert names_fired & load.must_not_fire() == set()
+    load.check(deployment.pass_instant(now_ms() + 2 * DUE_WITHIN_MS))
     assert first.is_running
     assert second.is_running
     assert first.logged("partition_lost") + second.logged("partition_lost"), "nobody was fenced: it showed nothing"

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import random
 import secrets
-from collections import Counter
+import signal
 from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.acceptance.harness import assert_fired_once, now_ms
+from tests.acceptance.harness import now_ms
 from tests.chaos.load import DUE_WITHIN_MS, Load
 
 if TYPE_CHECKING:
@@ -39,7 +39,11 @@ def disturb(deployment: Deployment, rng: random.Random, number: int) -> str:
         deployment.start_agent(f"folder-{number % 2}", ready=False, fence=rng.choice(["offset", "write"]))
         return action
     agent: Agent = rng.choice(frozen if action == "thaw" else awake)
-    {"kill": agent.kill, "stop": agent.stop, "freeze": agent.freeze, "thaw": agent.thaw}[action]()
+    if action == "stop":
+        # Minus SIGTERM: it was still on its way to where it listens for signals.
+        assert agent.stop() in {0, -signal.SIGTERM}, agent.log_tail()
+    else:
+        {"kill": agent.kill, "freeze": agent.freeze, "thaw": agent.thaw}[action]()
     return f"{action} {agent.name}"
 
 
@@ -89,11 +93,7 @@ def test_restless_fleet_fires_every_task_once_and_no_cancelled_one(deploy: Calla
     deployment.await_ready(60)
 
     deployment.await_due(load.must_fire(), within_s=60)
-    fired = deployment.pass_instant(now_ms() + DUE_WITHIN_MS)
-    ids = Counter(task.task_id for task in fired)
-    assert_fired_once(fired, ids)
-    assert load.must_fire() - set(ids) == set()
-    assert set(ids) & load.must_not_fire() == set()
+    load.check(deployment.pass_instant(now_ms() + 2 * DUE_WITHIN_MS))
     assert load.unknown == set(), "Kafka itself was well all the time"
     assert deployment.dead() == []
     check_evidence(deployment)

@@ -49,3 +49,23 @@ def test_thawed_agent_emits_nothing_a_second_time(deploy: Callable[..., Deployme
     deployment.send(*(schedule(task_id, now_ms()) for task_id in late))
     deployment.await_due(late)
     assert_fired_once(deployment.pass_instant(now_ms()), [*kept, *late])
+
+
+def test_two_deployments_on_the_same_topics_fence_each_other(deploy: Callable[..., Deployment]) -> None:
+    """Two groups each think that every partition is theirs: they may fight over it, and never both fire."""
+    deployment = deploy()
+    deployment.start_agent("one")
+    rival = deployment.start_agent("two", ready=False, group_id=f"rival-{deployment.settings.group_id}")
+    deployment.until(lambda: rival.logged("partition_active"), within_s=30, what="the rival owns a partition")
+    due_at_ms = now_ms() + 1_000
+    kept = [f"kept-{n}" for n in range(TASKS)]
+    dropped = [f"dropped-{n}" for n in range(TASKS)]
+    deployment.send(*(schedule(task_id, due_at_ms + 5 * n) for n, task_id in enumerate(kept)))
+    deployment.send(*(schedule(task_id, due_at_ms + 5_000) for task_id in dropped))
+    deployment.send(*(cancel(task_id) for task_id in dropped))
+
+    deployment.await_due(kept, within_s=60)
+
+    lost = [line for agent in deployment.agents for line in agent.logged("partition_lost")]
+    assert any(line["error"] == "FencedError" for line in lost), "nobody was fenced: it showed nothing"
+    assert_fired_once(deployment.pass_instant(due_at_ms + 5_000), kept)
