@@ -71,6 +71,7 @@ class DueSubscription:
         self._ledger = ledger_topic
         self._listener: PartitionListener | None = None
         self._reading: dict[int, str] = {}
+        self._paused: set[int] = set()
         common: dict[str, Any] = {
             **client,
             "group.id": group,
@@ -209,14 +210,19 @@ class DueSubscription:
     def pause(self, partition: int) -> None:
         """Fetch no more of the due partition for now."""
         self._reader.pause([TopicPartition(self._due, partition)])
+        self._paused.add(partition)
 
     def resume(self, partition: int) -> None:
         """Undo `pause`."""
         self._reader.resume([TopicPartition(self._due, partition)])
+        self._paused.discard(partition)
 
     def stop(self, partition: int) -> None:
         """Hand over nothing more of this partition."""
         topic = self._reading.pop(partition, None)
+        if partition in self._paused:
+            # librdkafka remembers a pause beyond the end of an assignment: the partition would stand still for ever.
+            self.resume(partition)
         if topic is not None:
             with translated(f"stop reading {topic}-{partition}"):
                 self._reader.incremental_unassign([TopicPartition(topic, partition)])

@@ -124,10 +124,9 @@ class KafkaLedgerTransaction:
         except (KafkaException, BufferError, RuntimeError) as error:
             self._give_up(error)
         except SystemError as error:
-            # Fenced while reports were served: confluent-kafka raises that with the next report already on its way.
-            if not isinstance(error.__cause__, KafkaException):
-                raise
-            self._give_up(error.__cause__)
+            # confluent-kafka raises a fatal error (fenced) while it serves reports: with the next report already on its
+            # way that comes out as a SystemError, with or without a cause. Aborting tells which it was.
+            self._give_up(error.__cause__ if isinstance(error.__cause__, KafkaException) else error)
         self._end(deadline_s)
         assert all(offset >= 0 for offset in report.offsets), f"a committed row without offset: {report.offsets}"
         return report.offsets

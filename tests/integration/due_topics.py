@@ -18,6 +18,7 @@ from confluent_kafka.admin import AdminClient, NewTopic
 
 from pipeline.adapters.avro_codec import AvroCodec
 from pipeline.adapters.consumer_codec import AvroConsumerCodec
+from pipeline.adapters.kafka_admin import KafkaAdmin
 from pipeline.adapters.topic_setup import apply_topics
 from pipeline.consumer import DueTaskConsumer
 from pipeline.core.applied import AppliedTask, belongs_to
@@ -85,6 +86,12 @@ class DueTopics:
                 "transaction.timeout.ms": 60_000,
             }
         )
+
+    def fence_consumer(self, group: str, partition: int) -> None:
+        """What a newer owner of the group's partition does to the present one."""
+        topic_id = KafkaAdmin(self.settings.client_config()).identity([self.names.applied]).topics[self.names.applied]
+        name = f"duetasks-ledger-{topic_id.topic_id}-{group}-{partition}"
+        Producer({**self.settings.client_config(), "transactional.id": name}).init_transactions(20)
 
     @contextmanager
     def transaction(self, *, commit: bool = True) -> Iterator[Callable[..., None]]:

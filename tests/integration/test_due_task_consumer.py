@@ -5,10 +5,12 @@ from __future__ import annotations
 import os
 import secrets
 import signal
+import threading
 import time
 from collections import Counter
 from typing import TYPE_CHECKING
 
+import msgspec
 import pytest
 from confluent_kafka import Producer
 
@@ -17,7 +19,7 @@ from pipeline.config import Settings
 from pipeline.consumer import DueTaskConsumer
 from pipeline.core.applied import Outcome, ledger_key
 from pipeline.core.events import Reason
-from pipeline.errors import NotFoundError, TopicMismatchError
+from pipeline.errors import NotFoundError, TopicMismatchError, UnavailableError
 from tests.integration.due_topics import (
     IDLE_MS,
     PARTITIONS,
@@ -251,6 +253,55 @@ def test_partitions_move_between_consumers_without_a_second_application(topics: 
     expected = Counter(task.task_id for task in tasks(emitted))
     assert Counter(first.ids + second.ids + third.ids + last) == expected
     assert topics.row_counts() == expected
+
+
+def test_a_member_too_many_waits_and_leaves_when_idle(topics: DueTopics, tmp_path: Path) -> None:
+    """It is a spare: neither an error, nor a consumer that never ends."""
+    topics.emit(*tasks(10))
+    working = [Running(topics, data_dir=tmp_path / str(number)).start() for number in range(PARTITIONS)]
+    until_s = time.monotonic() + WITHIN_S
+    while not all(len(one.consumer._consumer._sessions) == 1 for one in working):
+        assert time.monotonic() < until_s, "the partitions were not shared"
+        time.sleep(0.05)
+
+    spare = run_until_idle(topics, data_dir=tmp_path / "spare")
+
+    assert spare == []
+    for one in working:
+        one.stop()
+    assert topics.row_counts() == Counter(task.task_id for task in tasks(10))
+
+
+def test_a_partition_that_was_paused_when_it_was_lost_is_read_again(topics: DueTopics) -> None:
+    """The client remembers a pause beyond the end of an assignment; a partition would stand still for ever."""
+    topics.emit(*tasks(3_000))
+    failing = threading.Event()
+    failing.set()
+
+    def handle(_task: DueTask, _context: TaskContext) -> None:
+        if failing.is_set():
+            raise UnavailableError("for the test")
+
+    running = Running(topics, handler=handle, backoff_ms=10, backoff_max_ms=10)
+    inner = running.consumer._consumer
+    inner._batches = msgspec.structs.replace(inner._batches, buffer_max=100)
+    sessions = inner._sessions
+    running.start()
+    until_s = time.monotonic() + WITHIN_S
+    while not (len(sessions) == PARTITIONS and all(session._paused for session in sessions.values())):
+        assert time.monotonic() < until_s, "nothing was paused"
+        time.sleep(0.01)
+    for partition in range(PARTITIONS):
+        topics.fence_consumer("group", partition)
+    failing.clear()
+
+    until_s = time.monotonic() + WITHIN_S
+    while len(topics.row_counts()) < 3_000:
+        assert time.monotonic() < until_s, f"{len(topics.row_counts())} rows"
+    running.stop()
+
+    assert topics.row_counts() == Counter(task.task_id for task in tasks(3_000))
+    assert running.consumer.counts.acquisitions == 2 * PARTITIONS
 
 
 def test_a_killed_consumer_repeats_at_most_its_batches(topics: DueTopics, tmp_path: Path) -> None:
