@@ -173,7 +173,7 @@ class Agent:
 
     def status(self, task_id: str) -> dict[str, Any]:
         """A task as the agent tells it; empty if there is none, or if it can't tell now."""
-        answer = self.get(f"/v1/tasks/{quote(task_id)}")
+        answer = self.get(f"/v1/tasks/{quote(task_id, safe='')}")
         return answer.json() if answer is not None and answer.is_success else {}
 
     def tasks(self) -> dict[str, dict[str, Any]]:
@@ -356,7 +356,13 @@ class Deployment:
 
     def new_producer(self, **options: object) -> Producer:
         """An upstream with options of its own."""
-        usual = {"acks": "all", "enable.idempotence": True, "partitioner": "murmur2_random", "linger.ms": 2}
+        usual = {
+            "acks": "all",
+            "enable.idempotence": True,
+            "partitioner": "murmur2_random",
+            "linger.ms": 2,
+            "message.max.bytes": 8_000_000,  # the topic decides what is too large
+        }
         return Producer({**self.settings.client_config(), **usual, **options})
 
     def send(self, *events: Schedule | Cancel, producer: Producer | None = None) -> list[tuple[int, int]]:

@@ -7,11 +7,13 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from pipeline.service.admission import event_size
 from tests.acceptance.harness import assert_fired_once, now_ms, schedule
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from pipeline.core.events import Schedule
     from tests.acceptance.harness import Deployment
 
 pytestmark = pytest.mark.acceptance
@@ -59,3 +61,32 @@ def test_thousands_of_large_tasks_due_at_one_instant_all_fire(deploy: Callable[.
     fired = deployment.pass_instant(due_at_ms)
     assert_fired_once(fired, [*large, *small])
     assert {task.payload for task in fired if task.task_id.startswith("large")} == {content}
+
+
+@pytest.mark.parametrize("filled_by", ["payload", "headers"])
+def test_largest_event_that_is_admitted_can_be_emitted(deployment: Deployment, filled_by: str) -> None:
+    """State, due task and dead task have an envelope of their own: room for it is kept when an event is admitted."""
+    deployment.start_agent()
+    due_at_ms = now_ms() + 2_000
+    task_id = "l" * deployment.settings.task_id_bytes_max
+    limit = deployment.settings.event_bytes_max
+
+    def event(room: int) -> Schedule:
+        content = random.Random(11).randbytes(max(1, room))
+        if filled_by == "payload":
+            return schedule(task_id, due_at_ms, payload=content)
+        pieces = [content[at : at + 10_000] for at in range(0, len(content), 10_000)]
+        return schedule(task_id, due_at_ms, headers={f"header-{n}": piece for n, piece in enumerate(pieces)})
+
+    def size(candidate: Schedule) -> int:
+        value = deployment.codec.encode_event(candidate)
+        return event_size(len(task_id), len(value), candidate.headers)
+
+    room = limit if filled_by == "payload" else limit // 2
+    while size(event(room)) > limit:
+        room -= size(event(room)) - limit if filled_by == "payload" else max(1, (size(event(room)) - limit) // 2)
+    assert size(event(room)) in {limit, limit - 1}, "as large as it may be"
+    deployment.send(event(room), schedule("small", due_at_ms))
+
+    assert_fired_once(deployment.pass_instant(due_at_ms), [task_id, "small"])
+    assert deployment.dead() == []
