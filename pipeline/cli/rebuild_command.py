@@ -85,8 +85,8 @@ def _from_state(output: Output, settings: "Settings", partition: int | None, *, 
         nonlocal decided
         bars.rest()
         output.say(
-            f"This puts {len(reports)} local tables in {settings.data_dir} aside and restores them from "
-            f"{settings.topics.state}. Nothing in Kafka changes; the old tables stay until you delete them."
+            f"This puts the local tables in {settings.data_dir} aside and restores them from {settings.topics.state}. "
+            "Nothing in Kafka changes; the old tables stay until you delete them."
         )
         if not output.as_json:
             output.table([_table_row(report) for report in reports], _TABLE_COLUMNS)
@@ -100,7 +100,7 @@ def _from_state(output: Output, settings: "Settings", partition: int | None, *, 
     elif decided:
         output.table([_table_row(report) for report in reports], _TABLE_COLUMNS | {"put_aside": "OLD TABLE"})
     rows = sum(report.rows for report in reports)
-    output.say(f"Restored {len(reports)} tables, {rows} tasks." if decided else "Nothing was changed.")
+    output.say(f"Restored: tables {len(reports)}, tasks {rows}." if decided else "Nothing was changed.")
 
 
 def _from_events(output: Output, settings: "Settings", partition: int | None, *, dry_run: bool, yes: bool) -> None:
@@ -126,12 +126,12 @@ def _from_events(output: Output, settings: "Settings", partition: int | None, *,
     if output.as_json:
         output.result({"from": "events", "dry_run": dry_run, "done": decided, "partitions": reports}, "")
     if decided:
-        output.say(f"Rebuilt {len(reports)} partitions of {settings.topics.state}. Start the agents again.")
+        output.say(f"Rebuilt {settings.topics.state}: partitions {len(reports)}. Start the agents again.")
         return
     output.say("Nothing was changed.")
     running = agents_in_the_way(settings)
     if running:
-        output.say(f"{len(running)} agents run: the figures are of this moment. Stop them before you rebuild.")
+        output.say(f"Agents that run: {len(running)}. The figures are of this moment; stop them before you rebuild.")
 
 
 def _announce(output: Output, settings: "Settings", reports: "list[RebuildReport]") -> None:

@@ -79,9 +79,10 @@ def replay(
         nonlocal decided
         bars.rest()
         output.say(
-            f"This emits {plan.records} due tasks of {plan.source_topic} again to {plan.target_topic}: those emitted "
-            f"from {format_instant(from_ms)} until {format_instant(to_ms)}"
-            + (f", of task {task_id!r}." if task_id is not None else ".")
+            f"This emits again to {plan.target_topic} what {plan.source_topic} got from {format_instant(from_ms)} "
+            f"until {format_instant(to_ms)}"
+            + (f", of task {task_id!r}" if task_id is not None else "")
+            + f". Due tasks: {plan.records}."
         )
         for note in plan.notes:
             output.say(f"  {note}")
@@ -106,6 +107,6 @@ def _tell(output: Output, plan: "ReplayPlan", *, done: bool, dry_run: bool) -> N
     if output.as_json:
         output.result({"dry_run": dry_run, "done": done, "replay": plan}, "")
     if done:
-        output.say(f"Emitted {plan.records} due tasks again, marked with the header duetasks-replay: {plan.replay_id}.")
+        output.say(f"Emitted again: {plan.records}, marked with the header duetasks-replay: {plan.replay_id}.")
     else:
         output.say("Nothing was changed.")

@@ -25,7 +25,7 @@ from pipeline.adapters.rocksdb_timer_table import RocksdbTableStore
 from pipeline.adapters.system_clock import SystemClock
 from pipeline.config import Settings
 from pipeline.core.tasks import DurationMs, Partition
-from pipeline.errors import NotFoundError, RefusedError, TopicMismatchError, UsageError
+from pipeline.errors import FencedError, NotFoundError, RefusedError, TopicMismatchError, UsageError
 from pipeline.service.admission import Admission
 from pipeline.service.owner_settings import OwnerSettings
 from pipeline.service.rebuilder import Rebuilder, RebuildReport
@@ -144,8 +144,8 @@ def rebuild_from_events(
 ) -> list[RebuildReport]:
     """Rebuild `task-state` from the other topics; what was done, or would be if `confirm` says no.
 
-    Raises `RefusedError` (agents run, or the topics changed meanwhile), `TopicMismatchError`, `FencedError` (an agent
-    started: nothing was changed), `UnavailableError`, `UnknownOutcomeError`.
+    Raises `RefusedError` (agents run, one started, or the topics changed meanwhile), `TopicMismatchError`,
+    `UnavailableError`, `UnknownOutcomeError`. Partitions are written one by one: those before the failed one are done.
     """
     settings.data_dir.mkdir(parents=True, exist_ok=True)
     with _threads() as threads, TemporaryDirectory(prefix="rebuild-", dir=settings.data_dir) as scratch:
@@ -169,12 +169,22 @@ async def _from_events(
         if not confirm(reports):
             return reports
         refuse_if_agents_run(settings)
-        for (_, rebuilder), report in zip(work, reports, strict=True):
-            await rebuilder.write(report)
+        for (number, rebuilder), report in zip(work, reports, strict=True):
+            await _write(number, rebuilder, report)
         return reports
     finally:
         for _, rebuilder in work:
             rebuilder.close()
+
+
+async def _write(number: int, rebuilder: Rebuilder, report: RebuildReport) -> None:
+    try:
+        await rebuilder.write(report)
+    except FencedError as error:
+        raise RefusedError(
+            f"An agent started meanwhile and owns partition {number}, which stays as it was: stop the agents, then "
+            "rebuild again."
+        ) from error
 
 
 def refuse_if_agents_run(settings: Settings) -> None:
@@ -182,8 +192,8 @@ def refuse_if_agents_run(settings: Settings) -> None:
     members = agents_in_the_way(settings)
     if members:
         raise RefusedError(
-            f"{len(members)} agents are in group {settings.group_id} ({', '.join(members[:3])}): stop them first. One "
-            f"that was killed leaves the group after {settings.session_timeout_ms / 1000:g} s."
+            f"Agents run in group {settings.group_id} ({', '.join(members[:3])}): stop all of them first. One that was "
+            f"killed leaves the group after {settings.session_timeout_ms / 1000:g} s."
         )
 
 

@@ -101,6 +101,6 @@ def _refuse_if_group_runs(settings: Settings, group: str) -> None:
     members = group_members(settings.client_config(), group)
     if members:
         raise RefusedError(
-            f"{len(members)} consumers are in group {group} ({', '.join(members[:3])}): stop them first, they hold its "
-            "ledger in memory."
+            f"Consumers run in group {group} ({', '.join(members[:3])}): stop them first, they hold "
+            "copies of its ledger."
         )
