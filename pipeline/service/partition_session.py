@@ -30,6 +30,7 @@ from pipeline.errors import (
     UnknownOutcomeError,
 )
 from pipeline.ports import Clock
+from pipeline.service.consumer_batch import ConsumerBatch, record_size
 from pipeline.service.consumer_counts import BatchRules, ConsumerCounts
 from pipeline.service.consumer_ports import (
     DueRecord,
@@ -43,7 +44,7 @@ from pipeline.service.consumer_ports import (
     TableRows,
 )
 from pipeline.service.ledger_restore import LedgerRestore
-from pipeline.service.task_handling import Handled, Result, TaskHandling
+from pipeline.service.task_handling import TaskHandling
 
 __all__ = ["PartitionSession", "Stage"]
 
@@ -101,11 +102,7 @@ class PartitionSession:
         self._queue: deque[DueRecord] = deque()
         self._queue_bytes = 0
         self._paused = False
-        self._handled: list[Handled] = []
-        self._handled_bytes = 0
-        self.applied_uncommitted = 0
-        self._batch_digests: set[bytes] = set()
-        self._size_max = self._rules.batch_max
+        self._batch = ConsumerBatch(self._rules, self._handling)
         self._commit_tries = 0
         self._has_seen_end = False
         self._position = Offset(0)
@@ -115,9 +112,14 @@ class PartitionSession:
     # -- what the loop asks ----------------------------------------------------------------------------------------
 
     @property
+    def applied_uncommitted(self) -> int:
+        """Applied tasks of the batch in hand."""
+        return self._batch.applied
+
+    @property
     def is_idle(self) -> bool:
         """Restored, everything read that there was, and nothing in hand."""
-        return self.stage is Stage.HANDLE and self._has_seen_end and not self._queue and not self._handled
+        return self.stage is Stage.HANDLE and self._has_seen_end and not self._queue and not self._batch
 
     @property
     def has_plenty(self) -> bool:
@@ -127,7 +129,7 @@ class PartitionSession:
     def wait_ms(self) -> int:
         """How long there is nothing to do unless something is fetched."""
         left_ms = max(0, self._wake_at_ms - self._clock.monotonic_ms())
-        if self.stage is Stage.ACQUIRE or (self.stage is Stage.HANDLE and self._handled):
+        if self.stage is Stage.ACQUIRE or (self.stage is Stage.HANDLE and self._batch):
             return left_ms
         if self.stage is Stage.HANDLE and self._queue:
             return max(left_ms, self._handling.retry_in_ms)
@@ -192,7 +194,7 @@ class PartitionSession:
         if self.stage is not Stage.HANDLE:
             return
         self._queue.append(record)
-        self._queue_bytes += _size(record)
+        self._queue_bytes += record_size(record)
         self._position = Offset(record.offset + 1)
         # Rare: the loop fetches only when little is buffered. This bounds a partition that waits for a retry.
         if self._is_filled(1) and not self._paused:
@@ -220,7 +222,7 @@ class PartitionSession:
             return
         if self._commit_tries == 0:
             self._guarded("ledger_table_failed", lambda: self._handle_batch(may_go_on))
-        if self._is_handling() and (self._handled or self._is_idle_commit_due()):
+        if self._is_handling() and (self._batch or self._is_idle_commit_due()):
             self.commit()
         if self._paused and not self._is_filled(2) and self._is_handling():
             self._subscription.resume(self.partition)
@@ -237,27 +239,20 @@ class PartitionSession:
 
     def _handle_batch(self, may_go_on: Callable[[], bool]) -> None:
         until_ms = self._clock.monotonic_ms() + self._rules.batch_time_max_ms
-        while self._has_room() and may_go_on():
+        while self._batch.has_room and may_go_on():
             if not self._is_handling() or not self._queue or self._handling.retry_in_ms:
                 return
             handled = self._handling.handle(self._queue[0], self._is_known)
             if handled is None:
                 return  # this partition waits, the others go on
-            self._queue_bytes -= _size(self._queue.popleft())
-            self._handled.append(handled)
-            self._handled_bytes += _size(handled.record)
-            self.applied_uncommitted += handled.result is Result.APPLIED
-            if handled.digest is not None:
-                self._batch_digests.add(handled.digest)
+            self._queue_bytes -= record_size(self._queue.popleft())
+            self._batch.add(handled)
             if self._clock.monotonic_ms() >= until_ms:
                 return
 
-    def _has_room(self) -> bool:
-        return len(self._handled) < self._rules.batch_max and self._handled_bytes < self._rules.batch_bytes_max
-
     def _is_known(self, digest: bytes) -> bool:
         assert self._table is not None, "a session that handles has a table"
-        return digest in self._batch_digests or self._table.contains(digest)
+        return self._batch.holds(digest) or self._table.contains(digest)
 
     def _is_idle_commit_due(self) -> bool:
         waited_ms = self._clock.monotonic_ms() - self._committed_at_ms
@@ -272,7 +267,7 @@ class PartitionSession:
     def _commit_all(self) -> None:
         try:
             self._commit_part()
-            while self._handled:
+            while self._batch:
                 self._commit_part()
         except RetryableError as error:
             self._commit_tries += 1
@@ -284,58 +279,30 @@ class PartitionSession:
 
     def _commit_part(self) -> None:
         assert self._transaction is not None, "a session that handles has a producer"
-        part = self._handled[: self._size_max]
         # Over markers and aborted records the position moves with nothing to handle; never over a buffered record.
-        is_last = len(part) == len(self._handled) and not self._queue
-        batch = LedgerBatch(
-            rows=[handled.row for handled in part if handled.row is not None],
-            dead=[handled.dead for handled in part if handled.dead is not None],
-            outputs=[output for handled in part for output in handled.outputs],
-            position=self._position if is_last else part[-1].next_offset,
-        )
+        batch = self._batch.transaction(None if self._queue else self._position)
         try:
-            offsets = self._transaction.commit(batch)
+            row_offsets = self._transaction.commit(batch)
         except PoisonedBatchError as error:
-            self._make_smaller(part, error)
+            self._batch.shrink(error)
         else:
-            self._note(part, batch, offsets)
+            self._note(batch, row_offsets)
 
-    def _make_smaller(self, part: Sequence[Handled], error: PoisonedBatchError) -> None:
-        """Halve a batch that holds a record which can't be sent; at one task, set that task aside and go on."""
-        if len(part) > 1:
-            self._size_max = len(part) // 2
-            return
-        if not part:
-            raise error
-        first = part[0]
-        if first.outputs and first.task is not None:
-            why = f"what the handler produced can't be sent: {error}"
-            self._handled[0] = self._handling.failed(first.record, first.task, why)
-        elif first.dead is not None and not first.is_cut:
-            self._handled[0] = self._handling.cut(first)
-        else:
-            raise error
-        log.warning("batch_poisoned", partition=self.partition, offset=first.record.offset, error=str(error))
-
-    def _note(self, part: Sequence[Handled], batch: LedgerBatch, row_offsets: Sequence[Offset]) -> None:
+    def _note(self, batch: LedgerBatch, row_offsets: Sequence[Offset]) -> None:
         """Let memory and the local table follow a transaction that is certainly committed."""
         assert self._table is not None, "a session that handles has a table"
         assert len(row_offsets) == len(batch.rows), f"{len(row_offsets)} offsets for {len(batch.rows)} rows"
+        part = self._batch.commit_part()
         digests = [handled.digest for handled in part if handled.digest is not None]
         if digests:
             # A crash before this write leaves the table behind its topic, and the next restore repairs that.
             self._table.write(TableRows(added=digests), Offset(row_offsets[-1] + 1))
-        del self._handled[: len(part)]
-        self._handled_bytes = sum(_size(handled.record) for handled in self._handled)
-        self.applied_uncommitted = sum(handled.result is Result.APPLIED for handled in self._handled)
-        self._batch_digests.difference_update(digests)
         for handled in part:
             self._counts.add(handled.result)
         self._counts.batches += 1
         self._committed = batch.position
         self._committed_at_ms = self._clock.monotonic_ms()
         self._commit_tries = self._losses = 0
-        self._size_max = self._rules.batch_max
         if part:
             log.debug("batch_applied", partition=self.partition, position=batch.position, records=len(part))
 
@@ -343,7 +310,7 @@ class PartitionSession:
 
     def finish(self) -> None:
         """Commit what is handled, once, and let go: the partition is being given away, or the consumer stops."""
-        if self._handled and self._is_handling():
+        if self._batch and self._is_handling():
             self.commit()
         self.drop()
 
@@ -368,20 +335,16 @@ class PartitionSession:
     def _lose(self, event: str, error: DuetasksError) -> None:
         self._losses += 1
         pause_ms = retry_delay_ms(self._losses, first_ms=_BACKOFF_MS, max_ms=_BACKOFF_MAX_MS)
-        log.warning(event, partition=self.partition, error=str(error), given_up=len(self._handled), retry_ms=pause_ms)
+        log.warning(event, partition=self.partition, error=str(error), given_up=len(self._batch), retry_ms=pause_ms)
         self._release()
         self.stage = Stage.ACQUIRE
         self._wake_at_ms = self._clock.monotonic_ms() + pause_ms
 
     def _release(self) -> None:
-        self._counts.given_up += len(self._handled)
+        self._counts.given_up += len(self._batch)
         self._subscription.stop(self.partition)
         if self._transaction is not None:
             self._transaction.close()
         if self._table is not None:
             self._table.close()
         self._forget()
-
-
-def _size(record: DueRecord) -> int:
-    return len(record.value or b"")

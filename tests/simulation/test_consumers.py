@@ -35,6 +35,7 @@ pytestmark = pytest.mark.simulation
 
 BATCH_MAX = 3
 POISON = "poison"
+REFUSED = "poison by its output"
 STEPS_MAX = 500
 
 
@@ -59,6 +60,7 @@ class Member:
         self.process = SimulatedProcess(name)
         self.effects: list[str] = []
         self.transactions = MemoryLedgerTransactions(world, self.process)
+        self.transactions.is_poisoned = lambda record: record.topic == "outputs" and record.key == REFUSED.encode()
         self.tables = MemoryLedgerTables(world, self.process, machine=machine)
         self.subscription = MemorySubscription(world, self.process)
         self.consumer = DueConsumer(
@@ -77,7 +79,7 @@ class Member:
     def handle(self, task: DueTask, context: TaskContext) -> None:
         """Two effects, one inside and one outside of the ledger's own store."""
         self.process.step("handler")
-        if task.task_id.startswith(POISON):
+        if task.task_id == POISON:
             raise ValueError(task.task_id)
         self.effects.append(task.emission_id)
         context.produce("outputs", task.task_id.encode(), task.emission_id.encode())
@@ -114,7 +116,12 @@ def test_a_crash_at_any_step_repeats_no_effect_in_kafka_and_at_most_one_batch_ou
     for step in count(1):
         assert step < STEPS_MAX, "the consumer never gets through"
         world = ConsumerGroupWorld()
-        tasks = [due(f"t{number}") for number in range(7)] + [due(POISON), due("t0", generation=2)]
+        tasks = [due(f"t{number}") for number in range(7)] + [
+            due(REFUSED),
+            due("t7"),
+            due(POISON),
+            due("t0", generation=2),
+        ]
         world.emit(*tasks[:4])
         world.emit(due("aborted"), commit=False)
         world.emit(*tasks[4:], tasks[0])

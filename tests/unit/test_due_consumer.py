@@ -267,6 +267,50 @@ def test_a_record_that_cannot_be_sent_sets_its_own_task_aside_and_no_other() -> 
     assert (dead.task_id, dead.reason) == ("t06", Reason.HANDLER_FAILED)
 
 
+def test_the_offset_never_passes_a_task_that_is_not_committed_yet() -> None:
+    """A batch that is cut in parts and a crash between two of them: the second part must come again."""
+    rig = Rig(batch_max=16)
+    rig.world.emit(due("t0"), due("t1"))
+    rig.on_task = lambda task, context: context.produce("outputs", None, task.task_id.encode())
+    rig.transactions.is_poisoned = lambda record: record.topic == "outputs" and record.value == b"t0"
+    offsets: list[int] = []
+
+    def look(step: str) -> None:
+        if step == "ledger.send":
+            offsets.append(rig.world.committed_offset(0))
+
+    rig.process.on_step = look
+
+    rig.consumer.run(IDLE)
+
+    assert offsets == [0, 0, 0, 1]
+    assert rig.world.committed_offset(0) == 3
+
+
+def test_batches_are_whole_again_after_a_record_that_cannot_be_sent() -> None:
+    """One refused record must not leave the consumer with a transaction for each task from then on."""
+    rig = Rig(batch_max=8)
+    rig.world.emit(*[due(f"t{number:02}") for number in range(48)])
+    rig.on_task = lambda task, context: context.produce("outputs", None, task.task_id.encode())
+    rig.transactions.is_poisoned = lambda record: record.topic == "outputs" and record.value == b"t03"
+
+    counts = rig.consumer.run(IDLE)
+
+    assert len(rig.applied()) == 47
+    assert counts.batches <= 16
+
+
+def test_a_batch_ends_at_its_bound_of_bytes() -> None:
+    """A hundred payloads of a megabyte must not become one transaction."""
+    rig = Rig(batch_max=100, batch_bytes_max=3_000)
+    rig.world.emit(*[due(f"t{number}", payload=b"x" * 1_000) for number in range(9)])
+
+    counts = rig.consumer.run(IDLE)
+
+    assert len(rig.applied()) == 9
+    assert counts.batches >= 3
+
+
 def test_a_dead_task_too_large_for_dead_tasks_keeps_size_and_hash() -> None:
     """The trace of a failure must not depend on the size of what failed."""
     rig = Rig(attempts_max=1)
@@ -518,6 +562,18 @@ def test_a_budget_is_used_exactly(applied_max: int) -> None:
     counts = rig.consumer.run(StopRules(applied_max=applied_max))
 
     assert len(rig.ids) == counts.applied == len(rig.applied()) == applied_max
+
+
+def test_a_task_that_is_set_aside_late_does_not_use_up_the_budget() -> None:
+    """`--max 3` means three applied tasks, also if one more was handled and then refused by the brokers."""
+    rig = Rig(batch_max=3)
+    rig.world.emit(*[due(f"t{number}") for number in range(6)])
+    rig.on_task = lambda task, context: context.produce("outputs", None, task.task_id.encode())
+    rig.transactions.is_poisoned = lambda record: record.topic == "outputs" and record.value == b"t1"
+
+    rig.consumer.run(StopRules(applied_max=3))
+
+    assert rig.applied() == ["t0", "t2", "t3"]
 
 
 def test_a_handler_may_stop_the_consumer_and_leave_its_task() -> None:
