@@ -407,6 +407,17 @@ class Deployment:
         finally:
             reader.close()
 
+    def group_is_at_the_end(self) -> bool:
+        """Whether the agents' group has committed the end of every partition of `task-events`, for its observers."""
+        places = [TopicPartition(self.topics.events, n) for n in range(self.settings.partitions)]
+        client = {**self.settings.client_config(), "group.id": self.settings.group_id, "enable.auto.commit": False}
+        observer = Consumer(client)
+        try:
+            committed = observer.committed(places, timeout=10)
+            return all(place.offset == observer.get_watermark_offsets(place, timeout=10)[1] for place in committed)
+        finally:
+            observer.close()
+
     def due(self) -> list[DueTask]:
         """All due tasks so far, as a consumer sees them."""
         return [self.codec.decode_due(record.value) for record in self._values(self.topics.due)]

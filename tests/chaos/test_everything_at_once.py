@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.chaos
 
-STEPS = 14
+STEPS = 12
 AGENTS_MAX = 3
 SESSION_MS = 3_000
 
@@ -96,5 +96,6 @@ def test_restless_fleet_fires_every_task_once_and_no_cancelled_one(deploy: Calla
     load.check(deployment.pass_instant(now_ms() + 2 * DUE_WITHIN_MS))
     assert load.unknown == set(), "Kafka itself was well all the time"
     assert deployment.dead() == []
+    deployment.until(deployment.group_is_at_the_end, within_s=10, what="the group hears how far all partitions are")
     check_evidence(deployment)
     check_places(deployment, deployment.running()[0])
