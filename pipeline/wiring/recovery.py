@@ -6,7 +6,6 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Final
 
 import msgspec
@@ -22,6 +21,7 @@ from pipeline.adapters.kafka_partition_log import KafkaPartitionLog
 from pipeline.adapters.kafka_state_log import KafkaStateLog
 from pipeline.adapters.recovery_producers import REBUILD_TIMEOUT_MS, KafkaLongTransaction
 from pipeline.adapters.rocksdb_timer_table import RocksdbTableStore
+from pipeline.adapters.scratch_folder import scratch_folder
 from pipeline.adapters.system_clock import SystemClock
 from pipeline.config import Settings
 from pipeline.core.tasks import DurationMs, Partition
@@ -147,9 +147,8 @@ def rebuild_from_events(
     Raises `RefusedError` (agents run, one started, or the topics changed meanwhile), `TopicMismatchError`,
     `UnavailableError`, `UnknownOutcomeError`. Partitions are written one by one: those before the failed one are done.
     """
-    settings.data_dir.mkdir(parents=True, exist_ok=True)
-    with _threads() as threads, TemporaryDirectory(prefix="rebuild-", dir=settings.data_dir) as scratch:
-        return asyncio.run(_from_events(settings, partition, confirm, on_progress, threads, Path(scratch)))
+    with _threads() as threads, scratch_folder(settings.data_dir, "rebuild") as scratch:
+        return asyncio.run(_from_events(settings, partition, confirm, on_progress, threads, scratch))
 
 
 async def _from_events(
