@@ -138,6 +138,9 @@ class Tenure:
         if items > 1:
             self._turns.narrow(turn, items)
             return
+        if work.quarantined and self._quarantine.with_value:
+            self._quarantine.with_value = False
+            return
         if work.quarantined or not items:
             raise UnavailableError(f"even setting one record aside is refused: {error}") from error
         if inputs.records:

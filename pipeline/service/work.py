@@ -44,11 +44,15 @@ class Outgoing(msgspec.Struct, frozen=True, gc=False):
 
 
 class Quarantine(msgspec.Struct, kw_only=True):
-    """What the broker refused when it was tried alone: it is set aside at the next attempt. Bounded by its use: one."""
+    """What the broker refused when it was tried alone: it is set aside at the next attempt. Bounded by its use: one.
+
+    `with_value`: whether its bytes are set aside too; if even those are refused, a hash has to do.
+    """
 
     offset: Offset | None = None
     task_id: TaskId | None = None
     message: str = ""
+    with_value: bool = True
 
 
 class Work:
@@ -200,7 +204,8 @@ class Work:
             message = f"{message} (its key of {len(key)} bytes is not kept)"
             key = None
         room = self._settings.emit_bytes_max - DEAD_ENVELOPE_BYTES - 2 * len(key or b"")
-        keep = value is not None and size <= room and reason is not Reason.UNDELIVERABLE
+        refused_before = reason is Reason.UNDELIVERABLE and not self._quarantine.with_value
+        keep = value is not None and size <= room and not refused_before
         dead = DeadTask(
             reason=reason,
             message=message,

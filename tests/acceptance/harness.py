@@ -320,7 +320,7 @@ class Deployment:
         """Start an agent in the folder of `name`, and wait until it is ready, unless told otherwise."""
         chosen = {**self._chosen, "data_dir": self.folder / name, **settings}
         environment = {key: value for key, value in os.environ.items() if not key.startswith("DUETASKS_")}
-        environment |= {f"DUETASKS_{key.upper()}": str(value) for key, value in chosen.items()}
+        environment |= {f"DUETASKS_{key.upper()}": _as_variable(value) for key, value in chosen.items()}
         agent = Agent(name, self.folder / name, environment, arguments)
         self.agents.append(agent)
         if ready:
@@ -514,6 +514,11 @@ def assert_fired_once(due: Iterable[DueTask], task_ids: Iterable[str]) -> None:
     assert set(counts) == wanted, (
         f"missing {sorted(wanted - set(counts))[:9]}, surplus {sorted(set(counts) - wanted)[:9]}"
     )
+
+
+def _as_variable(value: object) -> str:
+    """A setting as the environment holds it: several values are a JSON array."""
+    return json.dumps(sorted(value)) if isinstance(value, frozenset) else str(value)
 
 
 def _log_line(line: str) -> dict[str, Any]:

@@ -118,3 +118,26 @@ def test_owner_rests_after_a_poisoned_record(poisoned_topic: str) -> None:
         assert "later" in world.emitted()
 
     run_virtual(main)
+
+
+@pytest.mark.parametrize("refused_on", ["due-tasks", "dead-tasks"])
+def test_what_is_set_aside_keeps_its_bytes_unless_even_those_are_refused(refused_on: str) -> None:
+    """The content of a task that can't be emitted stands nowhere else any more; if it must go, its hash stays."""
+
+    async def main() -> None:
+        world = SimulatedWorld()
+        agent = await world.started()
+        agent.faults.is_poisoned = lambda record: (
+            record.topic in {"due-tasks", refused_on} and b"POISON" in (record.value or b"")
+        )
+        world.schedule("poison", due_in_ms=2_000, payload=b"POISON")
+        world.schedule("fine", due_in_ms=2_000)
+        await world.clock.advance(60_000)
+
+        (dead,) = world.dead()
+        assert (dead.value is not None) == (refused_on == "due-tasks")
+        assert bool(dead.value_sha256) == (refused_on == "dead-tasks")
+        assert world.emitted() == ["fine"]
+        world.check()
+
+    run_virtual(main)
