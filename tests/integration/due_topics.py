@@ -13,7 +13,7 @@ from collections import Counter
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from confluent_kafka import Consumer, ConsumerGroupTopicPartitions, KafkaError, Producer, TopicPartition
+from confluent_kafka import Consumer, ConsumerGroupTopicPartitions, KafkaError, KafkaException, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 
 from pipeline.adapters.avro_codec import AvroCodec
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 PARTITIONS = 2
 IDLE_MS = 1_500
 WITHIN_S = 60.0
+_PASSING = {KafkaError.NOT_LEADER_FOR_PARTITION, KafkaError.LEADER_NOT_AVAILABLE, KafkaError._TRANSPORT}
 
 
 def due(task_id: str, *, payload: bytes = b"") -> DueTask:
@@ -166,12 +167,16 @@ class DueTopics:
         return sum(ends[place.partition] - max(0, place.offset) for place in found)
 
     def ends(self, topic: str) -> dict[int, int]:
-        """The high watermarks."""
+        """The high watermarks; a broker that has just started may not lead its partitions yet."""
         asker = Consumer({**self.settings.client_config(), "group.id": "asker", "isolation.level": "read_uncommitted"})
-        found = {
-            partition: asker.get_watermark_offsets(TopicPartition(topic, partition), timeout=20)[1]
-            for partition in range(PARTITIONS)
-        }
+        found: dict[int, int] = {}
+        until_s = time.monotonic() + WITHIN_S
+        while len(found) < PARTITIONS:
+            try:
+                found[len(found)] = asker.get_watermark_offsets(TopicPartition(topic, len(found)), timeout=20)[1]
+            except KafkaException as error:
+                if error.args[0].code() not in _PASSING or time.monotonic() >= until_s:
+                    raise
         asker.close()
         return found
 
