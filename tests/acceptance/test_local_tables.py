@@ -80,7 +80,7 @@ def test_wrong_tables_are_put_aside_and_rebuilt(deploy: Callable[..., Deployment
     after = agent.tasks()
     assert [task_id for task_id in before if after.get(task_id) != before[task_id]] == []
     assert set(after) == set(before)
-    told = {line["partition"]: line["reason"] for line in agent.logged("timer_table_put_aside")}
+    told = {line["partition"]: line["reason"] for line in agent.logged("table_put_aside")}
     assert "belongs to partition" in told[SWAPPED]
     assert "belongs to partition" in told[SWAPPED_TOO]
     assert "belongs to task-state" in told[FOREIGN]
