@@ -106,9 +106,12 @@ class KafkaLedgerLog:
         self._admin = AdminClient(self._client)
         for future in self._admin.create_topics([NewTopic(topic, 1, 1) for topic in self._topics]).values():
             future.result(20)
+        admin, until_s = KafkaAdmin(self._client), time.monotonic() + WITHIN_S
+        while len(admin.identity(self._topics).topics) < len(self._topics):
+            assert time.monotonic() < until_s, "the broker doesn't know its new topics"
         self.subscription = KafkaSubscription(
             client=self._client,
-            identity=lambda: KafkaAdmin(self._client).identity(self._topics),
+            identity=lambda: admin.identity(self._topics),
             group=self._prefix,
             due_topic=self._topics[0],
             ledger_topic=self._topics[1],

@@ -76,6 +76,10 @@ class DueTopics:
     def create(self, topic: str, partition_count: int) -> None:
         """One more topic."""
         self._admin.create_topics([NewTopic(topic, partition_count, 1)])[topic].result(20)
+        # The controller answers before the broker knows.
+        asker, until_s = KafkaAdmin(self.settings.client_config()), time.monotonic() + WITHIN_S
+        while topic not in asker.identity([topic]).topics:
+            assert time.monotonic() < until_s, f"{topic} did not show"
 
     def producer(self, name: str) -> Producer:
         """A transactional producer of this test."""
