@@ -26,7 +26,7 @@ check: .venv/.ready ## Lint, format, types and layers: all that can be told with
 	@$(PY) -m ruff check
 	@$(PY) -m ruff format --check
 	@$(PY) -m mypy
-	@$(PY) -m pyright
+	@$(PY) -m pyright --pythonpath $(PY)
 	@.venv/bin/lint-imports
 
 format: .venv/.ready ## Write the code as `make check` wants it
