@@ -122,11 +122,20 @@ def topics_page() -> str:
         parts.append(f"\n## {path.stem}\n\nNeeded because {topic['purpose']}.\n")
         parts.append("| setting | needed | why | otherwise |\n|---|---|---|---|")
         for name, rule in topic["settings"].items():
-            value = rule.get("value") or f"`task-events` + {rule.get('task_events_plus')} bytes"
-            parts.append(
-                f"| `{name}` | {rule['rule'].replace('_', ' ')} {value} | {rule['reason']} | {rule['otherwise']} |"
-            )
+            parts.append(f"| `{name}` | {_needed(rule)} | {rule['reason']} | {rule['otherwise']} |")
     return "\n".join(parts) + "\n"
+
+
+def _needed(rule: dict[str, Any]) -> str:
+    match rule:
+        case {"event_bytes_max_plus": int(room)}:
+            value = f"`DUETASKS_EVENT_BYTES_MAX` + {room}"
+        case {"task_events_plus": int(room)}:
+            value = f"that of `task-events` + {room}"
+        case _:
+            value = rule["value"]
+    replicas = f", with {rule['only_with_replicas']} replicas" if "only_with_replicas" in rule else ""
+    return f"{rule['rule'].replace('_', ' ')} {value}{replicas}"
 
 
 def cli_page() -> str:
@@ -134,15 +143,13 @@ def cli_page() -> str:
     root = typer.main.get_command(build_app())
     parts = [
         "# Command line\n\n" + NOTE + "Exit codes: 0 done, 2 usage, 3 not found, 4 refused, 5 unavailable.\n"
-        "Every command takes `--json`. Durations are `30m`, `1h30m`, `2d`; instants are RFC 3339 with an offset.\n"
+        "Every command takes `--json` (of `bench` it names a file). Durations are `30m`, `1h30m`, `2d`; instants are RFC 3339 with an offset.\n"
     ]
     for path, command in _commands(root, ["duetasks"]):
-        usage = " ".join(_usage(parameter) for parameter in command.params if _usage(parameter))
-        parts.append(
-            f"\n## `{' '.join(path)}`\n\n{(command.help or '').strip()}\n\n```\n{' '.join(path)} {usage}\n```\n"
-        )
+        usage = " ".join([*path, *filter(None, map(_usage, command.params))])
+        parts.append(f"\n## `{' '.join(path)}`\n\n{(command.help or '').strip()}\n\n```\n{usage}\n```\n")
         rows = [
-            f"| `{', '.join(parameter.opts)}` | {getattr(parameter, 'help', None) or ''} |"
+            f"| `{_name(parameter)}` | {getattr(parameter, 'help', None) or ''} |"
             for parameter in command.params
             if getattr(parameter, "help", None)
         ]
@@ -161,10 +168,18 @@ def _commands(command: Command, path: list[str]) -> Iterator[tuple[list[str], Co
 
 
 def _usage(parameter: Any) -> str:  # noqa: ANN401  # click's parameter
-    if parameter.param_type_name == "argument":
-        name = (parameter.metavar or parameter.name or "").upper()
+    name = (parameter.metavar or parameter.name or "").upper()
+    if _is_argument(parameter):
         return name if parameter.required else f"[{name}]"
-    return ""
+    return f"{parameter.opts[0]} {name}" if parameter.required else ""
+
+
+def _name(parameter: Any) -> str:  # noqa: ANN401  # click's parameter
+    return _usage(parameter) if _is_argument(parameter) else ", ".join(parameter.opts)
+
+
+def _is_argument(parameter: Any) -> bool:  # noqa: ANN401  # click's parameter
+    return bool(parameter.param_type_name == "argument")
 
 
 def life_page() -> str:
