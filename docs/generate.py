@@ -143,7 +143,8 @@ def cli_page() -> str:
     root = typer.main.get_command(build_app())
     parts = [
         "# Command line\n\n" + NOTE + "Exit codes: 0 done, 2 usage, 3 not found, 4 refused, 5 unavailable.\n"
-        "Every command takes `--json` (of `bench` it names a file). Durations are `30m`, `1h30m`, `2d`; instants are RFC 3339 with an offset.\n"
+        "Every command takes `--json` (that of `bench` names a file).\n"
+        "Durations are `30m`, `1h30m`, `2d`; instants are RFC 3339 with an offset.\n"
     ]
     for path, command in _commands(root, ["duetasks"]):
         usage = " ".join([*path, *filter(None, map(_usage, command.params))])

@@ -33,7 +33,7 @@ def register(app: typer.Typer) -> None:
 
 
 def import_file(
-    file: Annotated[Path, typer.Argument(metavar="FILE.jsonl", help="JSON events, one a line: as "produce from any language" of the docs has them.")],
+    file: Annotated[Path, typer.Argument(metavar="FILE.jsonl", help="JSON events, one a line, as on task-events.")],
     *,
     again: Annotated[
         bool, typer.Option("--again", help="Send the whole file once more, as new events, though it was imported.")
