@@ -194,6 +194,9 @@ class KafkaTransaction:
             await self._run(self._flush_and_commit)
         except KafkaException as error:
             await self._after_failed_commit(error)
+        except SystemError as error:
+            # A producer that is fenced while it serves reports: confluent-kafka raises on top of its own exception.
+            raise UnknownOutcomeError(f"the client failed while the broker answered: {error}") from error
         if self._moved:
             await self.abort()
             raise OffsetsMovedError("somebody else wrote to a topic that tasks are emitted to")
