@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+from pipeline import wiring
 from pipeline.adapters.avro_codec import AvroCodec
 from pipeline.adapters.consumer_codec import AvroConsumerCodec
 from pipeline.adapters.due_subscription import DueSubscription
@@ -9,7 +10,7 @@ from pipeline.adapters.kafka_admin import KafkaAdmin
 from pipeline.adapters.kafka_ledger import KafkaLedgerTransactions
 from pipeline.adapters.rocksdb_ledger_table import RocksdbLedgerTables
 from pipeline.adapters.system_clock import SystemClock
-from pipeline.config import Settings, load_settings
+from pipeline.config import Settings
 from pipeline.core.applied import group_fault
 from pipeline.core.tasks import DurationMs
 from pipeline.errors import NotFoundError, UsageError
@@ -44,7 +45,8 @@ class DueTaskConsumer:
     Args:
         group: the consumer group; it names the ledger too, so another group applies every task again for itself.
         handler: an ordinary function; what it returns is ignored, raising is failing.
-        settings: brokers, prefix, folders; from the environment if not given.
+        settings: brokers, prefix, folders; from the environment if not given, with the embedded broker of the data
+            folder if none are set.
         topic: another topic that tasks are emitted to (`target_topic`); it needs as many partitions as `applied-tasks`.
         instance_id: static membership, so that a restart within the session time-out moves no partition.
 
@@ -74,7 +76,7 @@ class DueTaskConsumer:
             raise UsageError(fault)
         if batch_max < 1 or attempts_max < 1 or backoff_ms < 1 or backoff_max_ms < backoff_ms:
             raise UsageError("batch_max, attempts_max and backoff_ms must be 1 or more, backoff_max_ms not below it.")
-        settings = settings if settings is not None else load_settings()
+        settings = wiring.connected_settings() if settings is None else wiring.with_brokers(settings)
         names = settings.topics
         due_topic = names.target(topic or "")
         client = settings.client_config()

@@ -89,6 +89,7 @@ class EventSender:
         self._topic = topic
         self._deadline_s = deadline_ms / 1000
         self._trouble = ""
+        self._troubles_logged: set[int] = set()
         self._transmissions = Transmissions(topic)
         self._doubtful: deque[_Doubt] = deque()
         self._untold: dict[int, tuple[Event, DuetasksError]] = {}
@@ -194,6 +195,9 @@ class EventSender:
 
     def _on_trouble(self, error: KafkaError) -> None:
         self._trouble = error.str()
+        if error.code() in self._troubles_logged:
+            return  # librdkafka says it again with each attempt to connect, many times a second
+        self._troubles_logged.add(error.code())
         log.warning("producer_trouble", error=error.str(), code=error.code(), fatal=error.fatal())
 
     def _on_statistics(self, statistics: str) -> None:
@@ -202,6 +206,7 @@ class EventSender:
 
     def on_acknowledged(self, report: "_Report", message: Message) -> None:
         """The broker has it."""
+        self._troubles_logged.clear()  # the next outage is told again
         partition = message.partition()
         self._transmissions.acknowledged(partition)
         report.done(
@@ -291,4 +296,6 @@ class QuietLogger:
 
     def log(self, _level: int, message: str, *args: object) -> None:
         """Called by confluent-kafka."""
+        if not structlog.is_configured():
+            return  # an application that does not use structlog would find them on its standard output
         log.debug("librdkafka", message=message % args if args else message)

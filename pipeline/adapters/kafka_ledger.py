@@ -194,6 +194,8 @@ class LibrdkafkaLog:
 
     def log(self, _level: int, message: str, *args: object) -> None:
         """Called by confluent-kafka."""
+        if not structlog.is_configured():
+            return  # an application that does not use structlog would find them on its standard output
         log.debug("librdkafka", message=message % args if args else message)
 
 

@@ -113,7 +113,8 @@ def _invoke(command_line: list[str]) -> int:
 def _usage_sentence(error: typer.TyperException) -> str:
     context = getattr(error, "ctx", None)
     command = context.command_path if context is not None else "duetasks"
-    return f"{error.format_message().strip().rstrip('.')}. See `{command} --help`."
+    sentence = error.format_message().strip()
+    return f"{sentence}{'' if sentence.endswith(('.', '?')) else '.'} See `{command} --help`."
 
 
 def _report_bug(error: Exception, *, as_json: bool) -> int:

@@ -7,7 +7,8 @@ import typer
 
 from pipeline.cli.options import RECOVERY, JsonFlag
 from pipeline.cli.output import Output
-from pipeline.cli.recovery_session import ProgressBars, may_go_on, recovery_settings
+from pipeline.cli.recovery_session import ProgressBars, may_go_on
+from pipeline.cli.session import connected_settings
 
 if TYPE_CHECKING:
     from pipeline.config import Settings
@@ -69,7 +70,7 @@ def rebuild(
 ) -> None:
     """Rebuild tables after damage, with the agents stopped; says first what it will do. Nothing fires twice."""
     output = Output(as_json=as_json)
-    settings = recovery_settings()
+    settings = connected_settings()
     if origin is Origin.STATE:
         _from_state(output, settings, partition, dry_run=dry_run, yes=yes)
     else:

@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Self
 import typer
 
 from pipeline.cli.output import Output
-from pipeline.cli.session import connected_settings
 from pipeline.errors import UsageError
 
 if TYPE_CHECKING:
@@ -14,19 +13,8 @@ if TYPE_CHECKING:
 
     from rich.progress import TaskID
 
-    from pipeline.config import Settings
 
-__all__ = ["ProgressBars", "may_go_on", "recovery_settings"]
-
-
-def recovery_settings() -> "Settings":
-    """The connected settings; from then on only warnings are logged, to stderr: the command itself tells the rest."""
-    from pipeline.adapters.logging_setup import set_up_logging  # noqa: PLC0415  # slow imports stay out of --help
-
-    settings = connected_settings()
-    level = settings.log_level if settings.log_level in {"debug", "error"} else "warning"
-    set_up_logging(log_format=settings.log_format, log_level=level)
-    return settings
+__all__ = ["ProgressBars", "may_go_on"]
 
 
 class ProgressBars:

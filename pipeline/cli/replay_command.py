@@ -6,7 +6,8 @@ import typer
 
 from pipeline.cli.options import RECOVERY, JsonFlag, read_instant
 from pipeline.cli.output import Output
-from pipeline.cli.recovery_session import ProgressBars, may_go_on, recovery_settings
+from pipeline.cli.recovery_session import ProgressBars, may_go_on
+from pipeline.cli.session import connected_settings
 from pipeline.core.durations import format_instant
 from pipeline.core.tasks import InstantMs, TaskId
 
@@ -64,7 +65,7 @@ def replay(
     from pipeline.wiring.replay import replay as run_replay  # noqa: PLC0415  # the same
 
     output = Output(as_json=as_json)
-    settings = recovery_settings()
+    settings = connected_settings()
     choice = ReplayChoice(
         from_ms=from_ms,
         to_ms=to_ms,

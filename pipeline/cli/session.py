@@ -18,10 +18,17 @@ def load_settings() -> "Settings":
 
 
 def connected_settings() -> "Settings":
-    """The settings, with the embedded broker found where they name none; raises `UnavailableError` if none runs."""
-    from pipeline import wiring  # noqa: PLC0415  # as above
+    """The settings, with the embedded broker found where they name none; raises `UnavailableError` if none runs.
 
-    return wiring.connected_settings()
+    From then on only warnings are logged, to stderr: a command's result tells the rest.
+    """
+    from pipeline import wiring  # noqa: PLC0415  # as above
+    from pipeline.adapters.logging_setup import set_up_logging  # noqa: PLC0415  # the same
+
+    settings = wiring.connected_settings()
+    level = settings.log_level if settings.log_level in {"debug", "error"} else "warning"
+    set_up_logging(log_format=settings.log_format, log_level=level)
+    return settings
 
 
 def embedded_broker(settings: "Settings", on_progress: Callable[[str], None] = lambda _: None) -> "EmbeddedBroker":

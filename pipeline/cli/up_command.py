@@ -11,7 +11,7 @@ import typer
 from pipeline.cli.options import START, JsonFlag
 from pipeline.cli.output import Output
 from pipeline.cli.session import embedded_broker, load_settings
-from pipeline.errors import NotFoundError, UnavailableError
+from pipeline.errors import NotFoundError, RefusedError, UnavailableError
 
 if TYPE_CHECKING:
     import subprocess
@@ -107,7 +107,7 @@ def _start(
     settings.data_dir.mkdir(parents=True, exist_ok=True)
     agent = AgentProcess(settings.data_dir)
     if (present := agent.running()) is not None:
-        raise UnavailableError(
+        raise RefusedError(
             f"`duetasks up` already runs an agent for {settings.data_dir} (process {present.pid}). "
             "Stop it with `duetasks down`; for a second agent type `duetasks agent`."
         )

@@ -199,9 +199,7 @@ _Fault = tuple[Reason, str] | None
 def _identity_fault(event: Event, limits: Limits) -> _Fault:
     id_bytes = len(event.task_id) if event.task_id.isascii() else len(event.task_id.encode("utf-8", "surrogatepass"))
     if not 0 < id_bytes <= limits.task_id_bytes_max:
-        return Reason.TASK_ID_LENGTH, (
-            f"task_id has {id_bytes} bytes; it must have 1 to {limits.task_id_bytes_max}: shorten it"
-        )
+        return Reason.TASK_ID_LENGTH, (f"task_id has {id_bytes} bytes; it must have 1 to {limits.task_id_bytes_max}")
     if event.task_id[0] == "\x00":
         return Reason.RESERVED_KEY, "task_id starts with a zero character, which is reserved: choose another id"
     if len(event.event_id) > limits.event_id_bytes_max:
@@ -245,7 +243,7 @@ def _content_fault(event: Schedule, limits: Limits) -> _Fault:
     if target and target != "due-tasks" and target not in limits.target_topics:
         return (
             Reason.UNKNOWN_TARGET,
-            (f"target_topic {target!r} is not on the allow-list: add it to target_topics, or leave it out"),
+            (f"target_topic {target!r} is not on the allow-list: add it to DUETASKS_TARGET_TOPICS, or leave it out"),
         )
     for name in event.headers:
         if name.lower().startswith(RESERVED_HEADER_PREFIX):

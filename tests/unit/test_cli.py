@@ -309,3 +309,11 @@ def test_progress_in_a_log_is_a_line_for_each_piece_of_work(capsys: pytest.Captu
     printed = capsys.readouterr()
     assert printed.out == ""
     assert printed.err == "Fetching Kafka: 0 of 44 files\nStarting Kafka\n"
+
+
+def test_a_mistyped_command_gets_one_sentence_that_ends_once(capsys: pytest.CaptureFixture[str]) -> None:
+    """The guess is a question, and a question has its own mark."""
+    code = run(["schedul", "x"])
+
+    assert code == errors.EXIT_USAGE
+    assert "Did you mean 'schedule'? See `duetasks --help`." in capsys.readouterr().err
