@@ -70,7 +70,7 @@ def belongs_to(group: str, key: bytes) -> bool:
 def group_fault(group: str) -> str | None:
     """None if `group` can name a ledger, else the sentence that says why not."""
     if not 0 < len(group.encode()) <= _GROUP_BYTES_MAX:
-        return f"The group's name must have 1 to {_GROUP_BYTES_MAX} bytes: shorten it."
+        return f"The group's name must have 1 to {_GROUP_BYTES_MAX} bytes."
     if not group.isprintable():
         return f"The group's name {group!r} has unprintable characters: choose another."
     return None
