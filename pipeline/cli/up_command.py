@@ -109,7 +109,7 @@ def _start(
     if (present := agent.running()) is not None:
         raise RefusedError(
             f"`duetasks up` already runs an agent for {settings.data_dir} (process {present.pid}). "
-            "Stop it with `duetasks down`; for a second agent type `duetasks agent`."
+            "Stop it with `duetasks down`; for a second agent: DUETASKS_HTTP_PORT=0 duetasks agent"
         )
     with output.working("Looking for Kafka") as on_progress:
         settings, broker = _with_kafka(settings, on_progress, undo)
