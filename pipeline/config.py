@@ -64,13 +64,19 @@ class Settings(BaseSettings):
     )
     partitions: int = Field(4, ge=1, le=10_000, description="Partitions of every topic when they are created")
     replication_factor: int | None = Field(None, ge=1, le=32_767, description="Unset: the cluster's default, at most 3")
-    security_protocol: str = Field("PLAINTEXT", pattern="^(PLAINTEXT|SSL|SASL_PLAINTEXT|SASL_SSL)$")
-    sasl_mechanism: str | None = Field(None, pattern="^(PLAIN|SCRAM-SHA-256|SCRAM-SHA-512)$")
-    sasl_username: str | None = None
-    sasl_password: SecretStr | None = None
-    ssl_ca_file: Path | None = None
-    ssl_certificate_file: Path | None = None
-    ssl_key_file: Path | None = None
+    security_protocol: str = Field(
+        "PLAINTEXT",
+        pattern="^(PLAINTEXT|SSL|SASL_PLAINTEXT|SASL_SSL)$",
+        description="PLAINTEXT, SSL, SASL_PLAINTEXT or SASL_SSL",
+    )
+    sasl_mechanism: str | None = Field(
+        None, pattern="^(PLAIN|SCRAM-SHA-256|SCRAM-SHA-512)$", description="PLAIN, SCRAM-SHA-256 or SCRAM-SHA-512"
+    )
+    sasl_username: str | None = Field(None, description="With SASL")
+    sasl_password: SecretStr | None = Field(None, description="With SASL; never printed")
+    ssl_ca_file: Path | None = Field(None, description="Certificate authority, PEM; unset: the system's")
+    ssl_certificate_file: Path | None = Field(None, description="Our certificate, PEM")
+    ssl_key_file: Path | None = Field(None, description="Our certificate's key, PEM")
 
     http_host: str = Field(
         "127.0.0.1", description="Where the agent answers; loopback by default: there is no authentication"
@@ -82,13 +88,22 @@ class Settings(BaseSettings):
     group_instance_id: str | None = Field(
         None, description="Static membership, for planned restarts without a rebalance"
     )
-    session_timeout_ms: int = Field(10_000, ge=1_000, le=300_000)
-    transaction_timeout_ms: int = Field(10_000, ge=1_000, le=900_000)
+    session_timeout_ms: int = Field(
+        10_000,
+        ge=1_000,
+        le=300_000,
+        description="After so long without a sign of life an agent's partitions go to others",
+    )
+    transaction_timeout_ms: int = Field(
+        10_000, ge=1_000, le=900_000, description="How long a frozen owner's open transaction can hold readers back"
+    )
     heartbeat_interval_ms: int = Field(
         60_000, ge=1_000, le=DAY_MS, description="Idle owners renew their claim this often"
     )
 
-    fence: Fence = Fence.OFFSET
+    fence: Fence = Field(
+        Fence.OFFSET, description="offset or write: how the owner learns what was acknowledged before now"
+    )
     batch_records_max: int = Field(2_000, ge=1, le=100_000, description="Input records of one transaction")
     batch_bytes_max: int = Field(4_194_304, ge=1_024, description="Bytes of input records of one transaction")
     fire_max: int = Field(2_000, ge=1, le=100_000, description="Timers that one transaction fires")
@@ -97,16 +112,21 @@ class Settings(BaseSettings):
     )
 
     horizon_ms: int = Field(3_653 * DAY_MS, ge=1_000, le=2**53, description="How far ahead a task may be due")
-    past_max_ms: int = Field(366 * DAY_MS, ge=0, le=2**53)
-    task_id_bytes_max: int = Field(1_024, ge=1, le=8_192)
+    past_max_ms: int = Field(
+        366 * DAY_MS,
+        ge=0,
+        le=2**53,
+        description="How long before its own append time a task may be due; older is refused as implausible",
+    )
+    task_id_bytes_max: int = Field(1_024, ge=1, le=8_192, description="Longest task id, in UTF-8")
     event_bytes_max: int = Field(1_000_000, ge=1_024, le=64 * 1_048_576, description="Key and value of one event")
     retention_ms: int = Field(7 * DAY_MS, ge=0, le=2**53, description="How long finished tasks are remembered")
     clock_jump_max_ms: int = Field(0, ge=0, description="A forward step above this pauses firing; 0: never")
     target_topics: frozenset[str] = Field(
         frozenset(), description="Topics besides due-tasks that tasks may be emitted to"
     )
-    log_format: str = Field("console", pattern="^(console|json)$")
-    log_level: str = Field("info", pattern="^(debug|info|warning|error)$")
+    log_format: str = Field("console", pattern="^(console|json)$", description="console or json; logs go to stderr")
+    log_level: str = Field("info", pattern="^(debug|info|warning|error)$", description="debug, info, warning or error")
 
     @field_validator("target_topics")
     @classmethod
