@@ -89,7 +89,7 @@ def test_open_transaction_on_task_state_delays_a_restore_and_shortens_none(deplo
     gone = [f"gone-{n}" for n in range(20)]
     deployment.send(*(schedule(task_id, due_at_ms) for task_id in [*kept, *gone]))
     deployment.await_status("gone-0", "SCHEDULED")
-    intruder = transactional(deployment, timeout_ms=12_000)
+    intruder = transactional(deployment, timeout_ms=9_000)
     for partition in range(deployment.settings.partitions):
         intruder.produce(deployment.topics.state, value=b"nonsense", key=b"intruder", partition=partition)
     intruder.flush(10)

@@ -33,7 +33,7 @@ def test_agents_outlive_a_broker_that_pauses_and_one_that_dies(
     with Load(deployment, random.Random(seed)) as load:
         deployment.await_clock(now_ms() + 3_000)
         broker.pause()
-        deployment.await_clock(now_ms() + 9_000)
+        deployment.await_clock(now_ms() + 7_000)
         broker.resume()
         deployment.await_ready()
         paused_ms = now_ms()

@@ -34,7 +34,7 @@ def test_twenty_kills_lose_nothing_double_nothing_and_fire_nothing_early(deploy:
     with Load(deployment, rng) as load:
         for number in range(KILLS):
             name = names[number % 2] if rng.random() < 0.5 else rng.choice(names)
-            deployment.await_clock(now_ms() + rng.randrange(300, 4_500))
+            deployment.await_clock(now_ms() + rng.randrange(300, 4_000))
             agents[name].kill()
             agents[name] = deployment.start_agent(name, ready=False, group_instance_id=name)
         load.stop()
