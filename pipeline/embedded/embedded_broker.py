@@ -14,7 +14,14 @@ from pipeline.embedded.broker_folder import BrokerFolder, BrokerState
 from pipeline.embedded.file_lock import exclusive_lock
 from pipeline.embedded.java_command import broker_command, find_java, format_command
 from pipeline.embedded.kafka_jars import ensure_jars, locked_jars
-from pipeline.embedded.kafka_process import await_ready, format_storage, new_cluster_id, spawn_detached, terminate
+from pipeline.embedded.kafka_process import (
+    await_ready,
+    format_storage,
+    is_stopped,
+    new_cluster_id,
+    spawn_detached,
+    terminate,
+)
 from pipeline.embedded.loopback_ports import choose_ports
 from pipeline.embedded.server_properties import NodePlan, broker_settings, render_log4j, render_properties
 
@@ -31,6 +38,8 @@ START_TIMEOUT_S_DEFAULT = 90.0
 STOP_TIMEOUT_S_DEFAULT = 30.0
 
 _KILL_WAIT_S = 10.0
+_PAUSE_WAIT_S = 5.0
+_PAUSE_POLL_S = 0.005
 
 
 class BrokerInfo(msgspec.Struct, frozen=True, kw_only=True):
@@ -127,8 +136,17 @@ class EmbeddedBroker:
         process.wait(_KILL_WAIT_S)
 
     def pause(self) -> None:
-        """Freeze the broker with SIGSTOP (for tests): connections stay open, nothing answers."""
-        self._running().send_signal(signal.SIGSTOP)
+        """Freeze the broker with SIGSTOP (for tests): connections stay open, nothing answers once this has returned."""
+        process = self._running()
+        process.send_signal(signal.SIGSTOP)
+        # The signal is only asked for: each thread stops when it is next looked at.
+        give_up_s = time.monotonic() + _PAUSE_WAIT_S
+        while not is_stopped(process.pid):
+            if time.monotonic() > give_up_s:
+                raise EmbeddedBrokerError(
+                    f"The broker (process {process.pid}) did not stop within {_PAUSE_WAIT_S:g} s."
+                )
+            time.sleep(_PAUSE_POLL_S)
 
     def resume(self) -> None:
         """Let a paused broker go on."""

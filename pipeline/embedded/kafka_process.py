@@ -8,6 +8,7 @@ import secrets
 import signal
 import subprocess
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import psutil
@@ -18,11 +19,9 @@ from pipeline.embedded.broker_errors import BrokerStartError
 from pipeline.embedded.broker_folder import without_stack_traces
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from pipeline.embedded.broker_folder import BrokerFolder, BrokerState
 
-__all__ = ["await_ready", "format_storage", "new_cluster_id", "spawn_detached", "terminate"]
+__all__ = ["await_ready", "format_storage", "is_stopped", "new_cluster_id", "spawn_detached", "terminate"]
 
 # The whole environment of the Java processes. Nothing is handed on: JAVA_TOOL_OPTIONS or a class path meant for
 # another program would change the broker. Without a UTF-8 locale Java can't open a path that is not ASCII.
@@ -128,3 +127,12 @@ def _answers(state: BrokerState) -> bool:
         return bool(admin.list_topics(timeout=_API_TIMEOUT_S).cluster_id == state.cluster_id)
     except KafkaException:
         return False
+
+
+def is_stopped(pid: int) -> bool:
+    """Whether every thread of the process stands still after SIGSTOP."""
+    try:
+        texts = [(task / "stat").read_text("ascii", "replace") for task in Path(f"/proc/{pid}/task").iterdir()]
+    except FileNotFoundError:
+        return False  # a thread has just ended, so the others are not still yet either
+    return all(text.rpartition(")")[2].split()[0] in {"T", "t"} for text in texts)
