@@ -69,6 +69,10 @@ class Load:
         """Tasks of which nothing can be said, as an event failed."""
         return {task_id for task_id, task in self.tasks.items() if task.is_unknown}
 
+    def last_due_at_ms(self) -> int:
+        """The latest instant that any task was ever due at, cancelled ones too."""
+        return max(max(task.due_at_ms, task.moved_to_ms or 0) for task in self.tasks.values())
+
     def must_fire(self) -> set[str]:
         """Tasks that have to come out: scheduled, and never cancelled."""
         return {task_id for task_id, task in self._known() if task.cancelled_at_ms is None}
