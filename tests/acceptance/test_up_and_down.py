@@ -88,7 +88,7 @@ def test_a_detached_up_stays_until_down(environment: Environment) -> None:
     assert _run(environment, "topics", "verify")[:2] == (0, {"safe": True, "findings": []})
 
     code, refused, _ = _run(environment, "up")
-    assert (code, refused["type"]) == (5, "UnavailableError")
+    assert (code, refused["type"]) == (4, "RefusedError")
     assert str(started["agent_pid"]) in refused["error"]
     assert psutil.pid_exists(started["agent_pid"])
 
