@@ -13,7 +13,7 @@ from pipeline.core.partitioning import partition_for_key
 from pipeline.core.tasks import InstantMs, TaskId
 from pipeline.ports import InputRecord
 
-__all__ = ["Admission", "event_size"]
+__all__ = ["Admission", "event_size", "stray_rejection"]
 
 _MESSAGE_LENGTH_MAX: Final = 500
 _VERSION_END: Final = 1 << 63
@@ -82,7 +82,7 @@ class Admission:
         if rejection is not None:
             return self._refused(rejection, key)
         if self._check_partition and not self._is_ours(key):
-            return self._stray(event)
+            return stray_rejection(event, self._partition, self._partition_count)
         return event
 
     def _is_ours(self, key: bytes) -> bool:
@@ -121,15 +121,17 @@ class Admission:
             version=event.version,
         )
 
-    def _stray(self, event: Event) -> Rejection:
-        return Rejection(
-            reason=Reason.WRONG_PARTITION,
-            message=(
-                f"partition {self._partition} is not the one that murmur2 gives this key among "
-                f"{self._partition_count}: use the murmur2_random partitioner (Java's default)"
-            ),
-            event_id=event.event_id,
-        )
+
+def stray_rejection(event: Event, partition: int, partition_count: int) -> Rejection:
+    """Why an event in a partition where its task does not belong is refused; no row is touched by it."""
+    return Rejection(
+        reason=Reason.WRONG_PARTITION,
+        message=(
+            f"partition {partition} is not the one that murmur2 gives this key among "
+            f"{partition_count}: use the murmur2_random partitioner (Java's default)"
+        ),
+        event_id=event.event_id,
+    )
 
 
 def _absent(key: bytes | None) -> Rejection:

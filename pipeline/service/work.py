@@ -15,6 +15,7 @@ from pipeline.core.partitioning import partition_for_key
 from pipeline.core.positions import InputPosition, generation_of
 from pipeline.core.tasks import IndexEntry, IndexKind, InstantMs, Offset, TaskId, TaskState, Verdict
 from pipeline.ports import Codec, InputRecord, TimerTable
+from pipeline.service.admission import stray_rejection
 from pipeline.service.fence import FENCE_KEY, FenceReading
 from pipeline.service.overlay import Overlay, RecentRows
 from pipeline.service.owner_settings import OwnerSettings
@@ -126,7 +127,7 @@ class Work:
     def _apply_one(self, record: InputRecord, event: Event) -> None:
         before = self.overlay.get(event.task_id)
         if before is None and self._is_stray(record.key):
-            self._refuse(record, self._stray_rejection(event))
+            self._refuse(record, stray_rejection(event, self._settings.partition, self._partition_count))
             return
         try:
             after, verdict = self._transition(before, event, record)
@@ -158,16 +159,6 @@ class Work:
     def _is_stray(self, key: bytes | None) -> bool:
         assert key is not None, "admission lets no event without a key pass"
         return partition_for_key(key, self._partition_count) != self._settings.partition
-
-    def _stray_rejection(self, event: Event) -> Rejection:
-        return Rejection(
-            reason=Reason.WRONG_PARTITION,
-            message=(
-                f"partition {self._settings.partition} is not the one that murmur2 gives this key among "
-                f"{self._partition_count}: use the murmur2_random partitioner (Java's default)"
-            ),
-            event_id=event.event_id,
-        )
 
     def _refuse(self, record: InputRecord, rejection: Rejection) -> None:
         """Set an event aside: a dead record, and the verdict in the task's row where it has one."""
