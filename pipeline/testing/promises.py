@@ -1,14 +1,18 @@
-"""Checks of the promises G1 to G5 and G7 against what a simulated world went through.
+"""Checks of the promises G1 to G7 against what a world, simulated or real, went through.
 
 The rule for "this event overrules that schedule" is written down here once more, on its own: the code under test
-decides it by folding states, this decides it by comparing pairs of events.
+decides it by folding states, this decides it by comparing pairs of events of a task.
+
+A `check_...` raises `AssertionError` with the first violation; the function named for the violation yields a sentence
+for each, so that they can be counted. Both take histories of hundreds of thousands of events.
 """
 
-from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Sequence
 
 import msgspec
 
+from pipeline.core.applied import AppliedTask
 from pipeline.core.effects import DueTask
 from pipeline.core.events import Cancel, Event, Schedule
 from pipeline.core.positions import POSITIONS_KEY
@@ -19,11 +23,15 @@ from pipeline.testing.memory_timer_table import DiskTable
 
 __all__ = [
     "Acknowledged",
+    "applied_wrongly",
+    "check_applied_once",
     "check_cancels_count",
     "check_emitted_once",
     "check_never_early",
     "check_nothing_missed",
     "check_table_is_fold",
+    "fired_wrongly",
+    "missed",
 ]
 
 
@@ -68,30 +76,62 @@ def check_never_early(emissions: Iterable[DueTask]) -> None:
 
 def check_cancels_count(emissions: Iterable[DueTask], acknowledged: Sequence[Acknowledged]) -> None:
     """G4: nothing fires that was overruled by an event acknowledged before its due instant."""
-    by_generation = {(ack.event.task_id, ack.generation): ack for ack in acknowledged}
+    _check(fired_wrongly(emissions, acknowledged))
+
+
+def fired_wrongly(emissions: Iterable[DueTask], acknowledged: Iterable[Acknowledged]) -> Iterator[str]:
+    """G4: a sentence for each emission of what was overruled in time, or never asked for."""
+    histories = _by_task(acknowledged)
     for task in emissions:
-        schedule = by_generation.get((TaskId(task.task_id), task.generation))
-        assert schedule is not None, f"emitted without an acknowledged schedule: {task}"
-        for other in _overruling(schedule, acknowledged):
-            assert other.acknowledged_at_ms >= schedule.due_at_ms, (
-                f"G4: {task.task_id!r} of offset {schedule.offset}, due at {schedule.due_at_ms}, was emitted although "
-                f"{other.event} was acknowledged at {other.acknowledged_at_ms}"
-            )
+        history = histories.get(TaskId(task.task_id))
+        schedule = history.by_generation.get(task.generation) if history else None
+        if history is None or schedule is None:
+            yield f"emitted without an acknowledged schedule: {task}"
+            continue
+        for other in history.overruling(schedule):
+            if other.acknowledged_at_ms < schedule.due_at_ms:
+                yield (
+                    f"G4: {task.task_id!r} of offset {schedule.offset}, due at {schedule.due_at_ms}, was emitted "
+                    f"although {other.event} was acknowledged at {other.acknowledged_at_ms}"
+                )
+                break
 
 
 def check_nothing_missed(emissions: Iterable[DueTask], acknowledged: Sequence[Acknowledged], now_ms: InstantMs) -> None:
     """G1, G2: once all is healed and time has passed, what is due and was not overruled has been emitted."""
+    _check(missed(emissions, acknowledged, now_ms))
+
+
+def missed(emissions: Iterable[DueTask], acknowledged: Iterable[Acknowledged], now_ms: InstantMs) -> Iterator[str]:
+    """G1, G2: a sentence for each schedule that was due by `now_ms`, was not overruled, and never emitted."""
     emitted = {(task.task_id, task.generation) for task in emissions}
-    for ack in acknowledged:
-        if not isinstance(ack.event, Schedule) or ack.due_at_ms > now_ms:
-            continue
-        if _is_repeated(ack, acknowledged):
-            continue
-        if not any(_overruling(ack, acknowledged)) and not any(_forgotten_cancels(ack, acknowledged)):
-            assert (ack.event.task_id, ack.generation) in emitted, (
-                f"G1, G2: {ack.event.task_id!r} of offset {ack.offset} was due at {ack.due_at_ms}, it is {now_ms}, "
-                "and it was never emitted"
-            )
+    for history in _by_task(acknowledged).values():
+        for ack in history.events:
+            if not isinstance(ack.event, Schedule) or ack.due_at_ms > now_ms or history.is_repeated(ack):
+                continue
+            if (ack.event.task_id, ack.generation) in emitted:
+                continue
+            if not any(history.overruling(ack)) and not any(history.forgotten_cancels(ack)):
+                yield (
+                    f"G1, G2: {ack.event.task_id!r} of offset {ack.offset} was due at {ack.due_at_ms}, it is {now_ms}, "
+                    "and it was never emitted"
+                )
+
+
+def check_applied_once(applied: Iterable[AppliedTask], emissions: Iterable[DueTask]) -> None:
+    """G6: each group applies an occurrence at most once, and only what was emitted."""
+    _check(applied_wrongly(applied, emissions))
+
+
+def applied_wrongly(applied: Iterable[AppliedTask], emissions: Iterable[DueTask]) -> Iterator[str]:
+    """G6: a sentence for each occurrence that a group applied more than once, or without an emission."""
+    emitted = {(task.task_id, task.generation, task.occurrence) for task in emissions}
+    counted = Counter((row.group, row.task_id, row.generation, row.occurrence) for row in applied)
+    for (group, *occurrence), count in counted.items():
+        if count > 1:
+            yield f"G6: group {group!r} applied {occurrence} {count} times"
+        if tuple(occurrence) not in emitted:
+            yield f"G6: group {group!r} applied {occurrence}, which was never emitted"
 
 
 def check_table_is_fold(table: DiskTable, state_log: MemoryLog, codec: Codec) -> None:
@@ -109,41 +149,60 @@ def check_table_is_fold(table: DiskTable, state_log: MemoryLog, codec: Codec) ->
     assert table.index == entries, "G7: the index does not agree with the rows"
 
 
-def _overruling(schedule: Acknowledged, acknowledged: Iterable[Acknowledged]) -> Iterable[Acknowledged]:
-    """The events that, by the rules, stop `schedule` from firing."""
-    mine = schedule.event
-    for other in acknowledged:
-        event = other.event
-        if other is schedule or event.task_id != mine.task_id or _is_same(schedule, other):
-            continue
-        if _is_repeated(other, acknowledged):
-            continue
-        later = other.generation > schedule.generation
-        if mine.version and event.version:
-            newer = event.version > mine.version
-            tie = event.version == mine.version and (isinstance(event, Cancel) or not later)
-            if newer or tie:
-                yield other
-        elif later:
-            yield other
+def _check(violations: Iterator[str]) -> None:
+    first = next(violations, None)
+    assert first is None, first
 
 
-def _forgotten_cancels(schedule: Acknowledged, acknowledged: Iterable[Acknowledged]) -> Iterable[Acknowledged]:
-    """Cancels sent again after `schedule` that may count as new: nothing is remembered of one that met no task.
+class _TaskHistory:
+    """What was acknowledged of one task, in the order given."""
 
-    Without a version it left no row, not even its id. Whether it met one depends on when it was applied.
-    """
-    for other in acknowledged:
-        event = other.event
-        if event.task_id == schedule.event.task_id and isinstance(event, Cancel) and not event.version:
+    def __init__(self, events: Sequence[Acknowledged]) -> None:
+        self.events = events
+        self.by_generation = {ack.generation: ack for ack in events}
+        self._first_generation: dict[str, int] = {}
+        for ack in events:
+            known = self._first_generation.get(ack.event.event_id, ack.generation)
+            self._first_generation[ack.event.event_id] = min(known, ack.generation)
+
+    def is_repeated(self, ack: Acknowledged) -> bool:
+        """Whether it is the second sending of an event: it changes nothing."""
+        return bool(ack.event.event_id) and self._first_generation[ack.event.event_id] < ack.generation
+
+    def overruling(self, schedule: Acknowledged) -> Iterator[Acknowledged]:
+        """The events that, by the rules, stop `schedule` from firing."""
+        mine = schedule.event
+        for other in self.events:
+            event = other.event
+            if other is schedule or _is_same(schedule, other) or self.is_repeated(other):
+                continue
             later = other.generation > schedule.generation
-            if later and _is_repeated(other, acknowledged):
+            if mine.version and event.version:
+                newer = event.version > mine.version
+                tie = event.version == mine.version and (isinstance(event, Cancel) or not later)
+                if newer or tie:
+                    yield other
+            elif later:
                 yield other
 
+    def forgotten_cancels(self, schedule: Acknowledged) -> Iterator[Acknowledged]:
+        """Cancels sent again after `schedule` that may count as new: nothing is remembered of one that met no task.
 
-def _is_repeated(ack: Acknowledged, acknowledged: Iterable[Acknowledged]) -> bool:
-    """Whether it is the second sending of an event: it changes nothing."""
-    return any(_is_same(ack, other) and other.generation < ack.generation for other in acknowledged)
+        Without a version it left no row, not even its id. Whether it met one depends on when it was applied.
+        """
+        for other in self.events:
+            if isinstance(other.event, Cancel) and not other.event.version:
+                later = other.generation > schedule.generation
+                if later and self.is_repeated(other):
+                    yield other
+
+
+def _by_task(acknowledged: Iterable[Acknowledged]) -> dict[TaskId, _TaskHistory]:
+    """The events of each task: whatever decides the fate of a task is among its own."""
+    events: defaultdict[TaskId, list[Acknowledged]] = defaultdict(list)
+    for ack in acknowledged:
+        events[ack.event.task_id].append(ack)
+    return {task_id: _TaskHistory(own) for task_id, own in events.items()}
 
 
 def _is_same(one: Acknowledged, other: Acknowledged) -> bool:
