@@ -1,7 +1,7 @@
 """One owner for each assigned partition: started on assignment, stopped within a bound on revocation."""
 
 import asyncio
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Final
 
 import structlog
@@ -29,6 +29,11 @@ class OwnerPool:
     def owners(self) -> Mapping[int, PartitionOwner]:
         """The running owners by partition."""
         return {partition: owner for partition, (owner, _) in self._running.items()}
+
+    @property
+    def tasks(self) -> Sequence[asyncio.Task[None]]:
+        """What the owners run in."""
+        return [task for _, task in self._running.values()]
 
     def assign(self, partitions: Iterable[int]) -> None:
         """Start the owners of partitions that are new; all acquire at the same time."""

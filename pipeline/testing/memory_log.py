@@ -60,18 +60,62 @@ class LogEntry(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class MemoryLog:
-    """Entries by offset. What is appended is acknowledged at once: the end is the high watermark."""
+    """Entries by offset. What is appended is acknowledged at once, unless replication is held up (`hold`)."""
 
     def __init__(self) -> None:
         self.entries: list[LogEntry] = []
         self.start_offset = Offset(0)
-        self.end_offset = Offset(0)
+        self.log_end_offset = Offset(0)
+        self._held_at: Offset | None = None
         self._undecided: dict[TransactionRun, Offset] = {}
+
+    @property
+    def end_offset(self) -> Offset:
+        """The high watermark: everything below is acknowledged, and survives a change of the leader."""
+        return self.log_end_offset if self._held_at is None else self._held_at
 
     @property
     def last_stable_offset(self) -> Offset:
         """The first offset of an undecided transaction, or the end: `read_committed` readers come no further."""
-        return min(self._undecided.values(), default=self.end_offset)
+        return min(self.end_offset, *self._undecided.values()) if self._undecided else self.end_offset
+
+    def hold(self) -> None:
+        """The in-sync replicas stop following: what is appended from now on is neither acknowledged nor read."""
+        if self._held_at is None:
+            self._held_at = self.log_end_offset
+
+    def release(self) -> None:
+        """They follow again: all that was appended is acknowledged now."""
+        self._held_at = None
+
+    def change_leader(self) -> int:
+        """A replica leads that never got what was not acknowledged: that is gone, markers are written again.
+
+        Returns how many records are gone.
+        """
+        lost = self.entries[bisect_left(self.entries, self.end_offset, key=_offset) :]
+        self.entries = self.entries[: len(self.entries) - len(lost)]
+        self.log_end_offset = self.end_offset
+        self._held_at = None
+        for transaction, first in list(self._undecided.items()):
+            if first >= self.log_end_offset:
+                del self._undecided[transaction]
+                transaction.logs.remove(self)
+        for entry in lost:
+            if entry.kind is not EntryKind.RECORD:
+                self._add(msgspec.structs.replace(entry, offset=self.log_end_offset))
+        return sum(1 for entry in lost if entry.kind is EntryKind.RECORD)
+
+    def entry(self, offset: Offset) -> LogEntry:
+        """What stands at an offset that is neither compacted nor deleted."""
+        found = self.entries[bisect_left(self.entries, offset, key=_offset)]
+        assert found.offset == offset, f"there is nothing at {offset}"
+        return found
+
+    def holds(self, entry: LogEntry) -> bool:
+        """Whether an entry that was appended once is still there (and not lost with its leader)."""
+        at = bisect_left(self.entries, entry.offset, key=_offset)
+        return at < len(self.entries) and self.entries[at] is entry
 
     def append(
         self,
@@ -85,10 +129,10 @@ class MemoryLog:
         """Add a record; returns its offset."""
         if transaction is not None and transaction not in self._undecided:
             assert transaction.state is RunState.OPEN, f"a record for a transaction that is {transaction.state}"
-            self._undecided[transaction] = self.end_offset
+            self._undecided[transaction] = self.log_end_offset
             transaction.logs.append(self)
         entry = LogEntry(
-            offset=self.end_offset, timestamp=at_ms, key=key, value=value, headers=headers, transaction=transaction
+            offset=self.log_end_offset, timestamp=at_ms, key=key, value=value, headers=headers, transaction=transaction
         )
         return self._add(entry)
 
@@ -96,7 +140,7 @@ class MemoryLog:
         """Add the control marker that ends `transaction` here; it takes an offset like a record."""
         assert transaction.state is not RunState.OPEN, "a marker for a transaction that is not decided"
         kind = EntryKind.COMMIT if transaction.is_committed else EntryKind.ABORT
-        offset = self._add(LogEntry(offset=self.end_offset, timestamp=at_ms, kind=kind, transaction=transaction))
+        offset = self._add(LogEntry(offset=self.log_end_offset, timestamp=at_ms, kind=kind, transaction=transaction))
         del self._undecided[transaction]
         return offset
 
@@ -147,7 +191,7 @@ class MemoryLog:
 
     def _add(self, entry: LogEntry) -> Offset:
         self.entries.append(entry)
-        self.end_offset = Offset(entry.offset + 1)
+        self.log_end_offset = Offset(entry.offset + 1)
         return entry.offset
 
 

@@ -5,6 +5,7 @@ Its disk is a value that outlives the process: it can be copied, put back, lost 
 
 import asyncio
 from bisect import bisect_left, bisect_right, insort
+from collections import deque
 from collections.abc import Iterator, Sequence
 from typing import Final
 
@@ -16,6 +17,7 @@ from pipeline.testing.simulated_process import SimulatedProcess
 __all__ = ["DiskTable", "MemoryDisk", "MemoryTableStore", "MemoryTimerTable"]
 
 _LOOK_AGAIN_S: Final = 0.05
+_UNSYNCED_MAX: Final = 4
 
 
 class DiskTable:
@@ -27,6 +29,8 @@ class DiskTable:
         self.meta: bytes | None = None
         self.spoiled: str | None = None
         self.held_by: SimulatedProcess | None = None
+        self.before: deque[DiskTable] = deque(maxlen=_UNSYNCED_MAX)
+        """What it was before its last writes, if the power can fail."""
 
     def copy(self) -> "DiskTable":
         """The same content, held by nobody."""
@@ -37,12 +41,17 @@ class DiskTable:
 
 
 class MemoryDisk:
-    """The disk of one machine: tables by partition, and what was put aside by the name that it got."""
+    """The disk of one machine: tables by partition, and what was put aside by the name that it got.
 
-    def __init__(self) -> None:
+    A killed process loses none of its writes; with `power_can_fail`, a machine may lose the last few.
+    """
+
+    def __init__(self, *, power_can_fail: bool = False) -> None:
         self.tables: dict[int, DiskTable] = {}
         self.aside: dict[str, DiskTable] = {}
         self.refuses_renames = False
+        self.is_full = False
+        self.power_can_fail = power_can_fail
 
     def copy(self, partition: int) -> DiskTable:
         """A backup of the table as it is now, also while it is open."""
@@ -58,6 +67,13 @@ class MemoryDisk:
         self._closed(partition)
         self.tables.pop(partition, None)
 
+    def lose_power(self, partition: int, writes: int) -> None:
+        """The machine went down: the last `writes` of the table were not on the disk yet, as far as it still can."""
+        self._closed(partition)
+        before = self.tables[partition].before if partition in self.tables else ()
+        if before and writes:
+            self.tables[partition] = list(before)[-min(writes, len(before))]
+
     def spoil(self, partition: int, why: str = "block checksum mismatch") -> None:
         """The table can't be read any more, nor opened again."""
         self.tables[partition].spoiled = why
@@ -70,7 +86,8 @@ class MemoryDisk:
 class MemoryTimerTable:
     """The timer table port over a `DiskTable`."""
 
-    def __init__(self, table: DiskTable, partition: int, process: SimulatedProcess) -> None:
+    def __init__(self, disk: MemoryDisk, table: DiskTable, partition: int, process: SimulatedProcess) -> None:
+        self._disk = disk
         self._table: DiskTable | None = table
         self._partition = partition
         self._process = process
@@ -101,9 +118,13 @@ class MemoryTimerTable:
         return [(task_id, rows[task_id]) for task_id in ids[: max(limit, 0)]]
 
     def write(self, rows: Sequence[TableRow], meta: bytes) -> None:
-        """Apply all of it, or nothing if the process dies before."""
+        """Apply all of it, or nothing if the process dies before; raises `UnavailableError` if the disk is full."""
         table = self._open()
         self._process.step("table.write")
+        if self._disk.is_full:
+            raise UnavailableError(f"The simulated disk has no room for the timer table of {self._partition}.")
+        if self._disk.power_can_fail:
+            table.before.append(table.copy())
         for row in [*rows]:  # taken whole first: what fails to come leaves the table untouched
             if row.value is None:
                 table.rows.pop(row.task_id, None)
@@ -155,7 +176,7 @@ class MemoryTableStore:
         if table.spoiled is not None:
             raise CorruptStateError(f"Can't open the timer table of partition {partition}: {table.spoiled}")
         table.held_by = self._process
-        return MemoryTimerTable(table, partition, self._process)
+        return MemoryTimerTable(self._disk, table, partition, self._process)
 
     def put_aside(self, partition: int, reason: str) -> str:
         """Move the (closed) table out of the way; returns its new name. Raises `NotFoundError`, `UnavailableError`."""

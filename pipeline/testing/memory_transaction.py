@@ -3,6 +3,7 @@
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from enum import StrEnum
+from typing import Final
 
 from pipeline.core.tasks import NO_HEADERS, Offset
 from pipeline.errors import (
@@ -17,9 +18,13 @@ from pipeline.ports import Commit, OffsetsMovedError
 from pipeline.testing.memory_cluster import MemoryCluster, MemoryProducer, NewRecord
 from pipeline.testing.simulated_process import SimulatedProcess
 
-__all__ = ["CommitFault", "MemoryTransaction", "TransactionFaults"]
+__all__ = ["ACKNOWLEDGE_MS_MAX", "CommitFault", "MemoryTransaction", "TransactionFaults"]
 
 IsRefused = Callable[[NewRecord], bool]
+
+ACKNOWLEDGE_MS_MAX: Final = 8_000
+"""How long a producer waits for the replicas."""
+_LOOK_AGAIN_MS: Final = 200
 
 
 def _none(_record: NewRecord) -> bool:
@@ -62,6 +67,7 @@ class MemoryTransaction:
         faults: TransactionFaults | None = None,
     ) -> None:
         self.transactional_id = transactional_id
+        self._cluster = cluster
         self._producer: MemoryProducer = cluster.producer(transactional_id)
         self._partition = partition
         self._state_topic = state_topic
@@ -127,6 +133,9 @@ class MemoryTransaction:
             self._pending, self._acquired = None, False
             raise FencedError(f"{self.transactional_id}: a newer producer exists")
         offsets = self._producer.send(*records)
+        if not await self._are_acknowledged(records, offsets):
+            await self.abort()
+            raise RetryableError("the simulated leader changed before it acknowledged these records")
         if any(offsets[at] != expected for at, expected in self._expected.items()):
             await self.abort()
             raise OffsetsMovedError("a record got another offset than the one that was written down")
@@ -163,6 +172,21 @@ class MemoryTransaction:
         """Let go; an open transaction is left to the next owner or the time-out."""
         self._process.check()
         self._pending, self._acquired = None, False
+
+    async def _are_acknowledged(self, records: Sequence[NewRecord], offsets: Sequence[Offset]) -> bool:
+        """Wait until the replicas have it all; False if a change of the leader lost some, or they take too long."""
+        appended = [
+            (log, log.entry(offset))
+            for record, offset in zip(records, offsets, strict=True)
+            if (log := self._cluster.log(record.topic, record.partition)).end_offset <= offset
+        ]
+        until_ms = self._cluster.clock.monotonic_ms() + ACKNOWLEDGE_MS_MAX
+        while any(log.end_offset <= entry.offset and log.holds(entry) for log, entry in appended):
+            if self._cluster.clock.monotonic_ms() >= until_ms:
+                return False
+            await self._cluster.change(_LOOK_AGAIN_MS)
+            await self._process.stand()
+        return all(log.holds(entry) for log, entry in appended)
 
     def _open(self) -> list[NewRecord]:
         if self._pending is None:

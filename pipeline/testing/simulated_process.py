@@ -49,6 +49,11 @@ class SimulatedProcess:
         """SIGCONT."""
         self._thawed.set()
 
+    @property
+    def responds(self) -> bool:
+        """Neither dead nor frozen."""
+        return self.alive and self._thawed.is_set()
+
     def step(self, name: str) -> None:
         """Called before an effect that does not wait; raises `SimulatedCrashError` if the process is or falls dead."""
         self.check()

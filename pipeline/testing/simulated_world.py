@@ -28,7 +28,8 @@ from pipeline.testing.promises import (
     check_nothing_missed,
     check_table_is_fold,
 )
-from pipeline.testing.simulated_agent import SIMULATED_TOPICS, SimulatedAgent
+from pipeline.testing.simulated_agent import SimulatedAgent
+from pipeline.testing.simulated_owner import SIMULATED_TOPICS
 from pipeline.testing.simulated_process import SimulatedProcess
 from pipeline.testing.virtual_time import VirtualClock
 

@@ -10,6 +10,8 @@ from collections.abc import Callable, Coroutine, Mapping
 from selectors import SelectorKey
 from typing import Any, Final, TypeVar
 
+import msgspec
+
 from pipeline.core.tasks import InstantMs
 
 __all__ = ["START_MS", "StuckError", "VirtualClock", "VirtualLoop", "run_virtual"]
@@ -81,6 +83,27 @@ class VirtualLoop(asyncio.SelectorEventLoop):
             raise StuckError(f"the simulation passed its bound of {self._until_us // _MICROSECONDS} virtual seconds")
 
 
+class _Stretch(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """A time in which a wall clock ran evenly: from `from_ms` of the loop on, when it showed `wall_ms`."""
+
+    from_ms: int
+    wall_ms: int
+    drift_ppm: int
+
+    def at(self, loop_ms: int) -> int:
+        passed_ms = loop_ms - self.from_ms
+        return self.wall_ms + passed_ms + passed_ms * self.drift_ppm // _MICROSECONDS
+
+    def first_ms(self, reading: int) -> int:
+        """The first moment of the loop at which the clock showed at least `reading`."""
+        passed_ms = (reading - self.wall_ms) * _MICROSECONDS // (_MICROSECONDS + self.drift_ppm)
+        while self.at(self.from_ms + passed_ms) < reading:
+            passed_ms += 1
+        while passed_ms and self.at(self.from_ms + passed_ms - 1) >= reading:
+            passed_ms -= 1
+        return self.from_ms + passed_ms
+
+
 class VirtualClock:
     """A clock port on a `VirtualLoop`; each simulated machine has one, which may be wrong in its own way."""
 
@@ -88,11 +111,11 @@ class VirtualClock:
         found = loop if loop is not None else asyncio.get_running_loop()
         assert isinstance(found, VirtualLoop), "a virtual clock needs the loop of `run_virtual`"
         self._loop = found
-        self._wall_ms = start_ms - found.now_ms
+        self._stretches = [_Stretch(from_ms=found.now_ms, wall_ms=start_ms, drift_ppm=0)]
 
     def now_ms(self) -> InstantMs:
         """Wall clock, milliseconds since 1970 UTC."""
-        return InstantMs(self._wall_ms + self._loop.now_ms)
+        return InstantMs(self._stretches[-1].at(self._loop.now_ms))
 
     def monotonic_ms(self) -> int:
         """Milliseconds since the loop began; `step` does not touch it."""
@@ -100,7 +123,22 @@ class VirtualClock:
 
     def step(self, by_ms: int) -> None:
         """Set the wall clock forward (or back) at once, as an operator or NTP would."""
-        self._wall_ms += by_ms
+        self._begin(self.now_ms() + by_ms, self._stretches[-1].drift_ppm)
+
+    def drift(self, ppm: int) -> None:
+        """From now on the wall clock gains `ppm` microseconds a second (or loses, below 0)."""
+        self._begin(self.now_ms(), ppm)
+
+    def first_read_ms(self, reading: int) -> int | None:
+        """The earliest moment (milliseconds of the loop) at which the wall clock showed `reading`; None if never."""
+        ends = [*(stretch.from_ms for stretch in self._stretches[1:]), self._loop.now_ms + 1]
+        for stretch, end_ms in zip(self._stretches, ends, strict=True):
+            if stretch.wall_ms <= reading <= stretch.at(end_ms - 1):
+                return stretch.first_ms(reading)
+        return None
+
+    def _begin(self, wall_ms: int, drift_ppm: int) -> None:
+        self._stretches.append(_Stretch(from_ms=self._loop.now_ms, wall_ms=wall_ms, drift_ppm=drift_ppm))
 
     async def advance(self, by_ms: int) -> None:
         """Let so much time pass; whoever waits for less wakes up on the way."""

@@ -12,7 +12,7 @@ from pipeline.service.recovery_ports import RebuildOutside
 from pipeline.testing.memory_partition_log import MemoryLongTransaction, MemoryPartitionLog
 from pipeline.testing.memory_readers import MemoryClusterView, MemoryStateLog
 from pipeline.testing.memory_timer_table import MemoryDisk, MemoryTableStore
-from pipeline.testing.simulated_agent import simulated_settings
+from pipeline.testing.simulated_owner import simulated_settings
 from pipeline.testing.simulated_process import SimulatedProcess
 
 if TYPE_CHECKING:

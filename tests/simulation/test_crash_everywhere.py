@@ -9,7 +9,8 @@ import pytest
 
 from pipeline.core.tasks import DurationMs
 from pipeline.testing.memory_transaction import CommitFault
-from pipeline.testing.simulated_agent import SimulatedAgent, simulated_settings
+from pipeline.testing.simulated_agent import SimulatedAgent
+from pipeline.testing.simulated_owner import simulated_settings
 from pipeline.testing.simulated_world import SimulatedWorld
 from pipeline.testing.virtual_time import run_virtual
 

@@ -9,7 +9,7 @@ from pipeline.core.events import Reason
 from pipeline.core.tasks import Offset, Status, TaskId
 from pipeline.ports import InputBatch
 from pipeline.service.owner_status import Phase
-from pipeline.testing.simulated_agent import simulated_settings
+from pipeline.testing.simulated_owner import simulated_settings
 from pipeline.testing.simulated_world import SimulatedWorld
 from pipeline.testing.virtual_time import run_virtual
 

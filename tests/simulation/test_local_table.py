@@ -10,7 +10,7 @@ from pipeline.service.acquisition import encode_meta
 from pipeline.service.owner_status import Phase
 from pipeline.testing.memory_cluster import NewRecord
 from pipeline.testing.memory_timer_table import DiskTable
-from pipeline.testing.simulated_agent import simulated_settings
+from pipeline.testing.simulated_owner import simulated_settings
 from pipeline.testing.simulated_world import SimulatedWorld
 from pipeline.testing.virtual_time import run_virtual
 

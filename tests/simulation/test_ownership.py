@@ -10,7 +10,8 @@ from pipeline.testing.memory_cluster import NewRecord
 from pipeline.testing.memory_group import MemoryGroup
 from pipeline.testing.memory_timer_table import MemoryDisk
 from pipeline.testing.memory_transaction import CommitFault
-from pipeline.testing.simulated_agent import SimulatedAgent, simulated_settings
+from pipeline.testing.simulated_agent import SimulatedAgent
+from pipeline.testing.simulated_owner import simulated_settings
 from pipeline.testing.simulated_world import SimulatedWorld
 from pipeline.testing.virtual_time import run_virtual
 

@@ -5,7 +5,7 @@ import pytest
 from pipeline.core.events import Reason
 from pipeline.core.tasks import Status, TaskId
 from pipeline.testing.memory_cluster import NewRecord
-from pipeline.testing.simulated_agent import simulated_settings
+from pipeline.testing.simulated_owner import simulated_settings
 from pipeline.testing.simulated_world import SimulatedWorld
 from pipeline.testing.virtual_time import run_virtual
 

@@ -9,12 +9,14 @@ from pipeline.core.tasks import DurationMs
 from pipeline.testing.memory_cluster import MemoryProducer, NewRecord
 from pipeline.testing.memory_timer_table import DiskTable, MemoryDisk
 from pipeline.testing.memory_transaction import CommitFault
-from pipeline.testing.simulated_agent import SimulatedAgent, simulated_settings
+from pipeline.testing.simulated_owner import simulated_settings
 from pipeline.testing.simulated_world import SimulatedWorld
 from pipeline.testing.virtual_time import run_virtual
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from pipeline.testing.simulated_agent import SimulatedAgent
 
 pytestmark = pytest.mark.simulation
 

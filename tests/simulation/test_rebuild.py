@@ -12,7 +12,7 @@ from pipeline.core.positions import POSITIONS_KEY
 from pipeline.core.tasks import NO_HEADERS, DurationMs, Offset, Status, TaskState
 from pipeline.errors import FencedError, RefusedError, TopicMismatchError
 from pipeline.testing.memory_cluster import NewRecord
-from pipeline.testing.simulated_agent import simulated_settings
+from pipeline.testing.simulated_owner import simulated_settings
 from pipeline.testing.simulated_world import SimulatedWorld
 from pipeline.testing.virtual_time import run_virtual
 from tests.simulation.recovering import rebuild, rebuilder, settle, states
@@ -361,7 +361,7 @@ def test_lost_tail_of_state_is_mended_from_the_topics() -> None:
         await agent.stop()
         log = world.cluster.log("task-state", 0)
         log.entries = [entry for entry in log.entries if entry.offset < kept]
-        log.end_offset = kept
+        log.log_end_offset = kept
         world.disk.lose(0)
 
         await rebuild(world, KEEP)
@@ -754,7 +754,7 @@ def test_truncated_events_are_told_from_new_ones() -> None:
         used = max(task.generation for task in world.emissions())
         log = world.cluster.log("task-events", 0)
         log.entries = [entry for entry in log.entries if entry.offset < 2]
-        log.end_offset = Offset(2)
+        log.log_end_offset = Offset(2)
         _lose_state(world)
 
         report = await rebuild(world, KEEP)
