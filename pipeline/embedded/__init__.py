@@ -11,6 +11,7 @@ from pipeline.embedded.broker_errors import (
     JarsUnavailableError,
 )
 from pipeline.embedded.embedded_broker import BrokerInfo, EmbeddedBroker
+from pipeline.embedded.embedded_cluster import ClusterInfo, EmbeddedCluster
 from pipeline.embedded.kafka_jars import KAFKA_VERSION
 
 __all__ = [
@@ -18,8 +19,10 @@ __all__ = [
     "BrokerBusyError",
     "BrokerInfo",
     "BrokerStartError",
+    "ClusterInfo",
     "EmbeddedBroker",
     "EmbeddedBrokerError",
+    "EmbeddedCluster",
     "EmbeddedExtraMissingError",
     "JarChecksumError",
     "JarsUnavailableError",

@@ -23,7 +23,13 @@ from pipeline.embedded.kafka_process import (
     terminate,
 )
 from pipeline.embedded.loopback_ports import choose_ports
-from pipeline.embedded.server_properties import NodePlan, broker_settings, render_log4j, render_properties
+from pipeline.embedded.server_properties import (
+    BrokerPorts,
+    NodePlan,
+    broker_settings,
+    render_log4j,
+    render_properties,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -31,7 +37,7 @@ if TYPE_CHECKING:
 
     import psutil
 
-__all__ = ["BrokerInfo", "EmbeddedBroker"]
+__all__ = ["BrokerInfo", "ClusterPlace", "EmbeddedBroker"]
 
 HEAP_MB_DEFAULT = 768
 START_TIMEOUT_S_DEFAULT = 90.0
@@ -52,6 +58,14 @@ class BrokerInfo(msgspec.Struct, frozen=True, kw_only=True):
     cluster_id: str
 
 
+class ClusterPlace(msgspec.Struct, frozen=True, kw_only=True):
+    """What makes a broker one of several: its number, the ports of every node, and the id of the cluster."""
+
+    node_id: int
+    ports: dict[int, BrokerPorts]
+    cluster_id: str
+
+
 class EmbeddedBroker:
     """The one broker of a data folder; any number of processes may hold such an object for the same folder.
 
@@ -62,6 +76,7 @@ class EmbeddedBroker:
         cache_dir: Kafka's jars, shared by all brokers of this machine.
         heap_mb: bound of Java's heap; the process takes about 300 MB beside it.
         settings: Kafka settings that override those of `server_properties`.
+        place: its place in a cluster of several; without one it is a cluster by itself.
         on_progress: gets a sentence whenever a wait begins or moves on.
 
     """
@@ -73,9 +88,11 @@ class EmbeddedBroker:
         cache_dir: Path,
         heap_mb: int = HEAP_MB_DEFAULT,
         settings: Mapping[str, str] | None = None,
+        place: ClusterPlace | None = None,
         on_progress: Callable[[str], None] = lambda _: None,
     ) -> None:
         self._folder = BrokerFolder(data_dir)
+        self._place = place
         self._cache_dir = cache_dir.absolute()
         self._heap_mb = heap_mb
         self._settings = dict(settings or {})
@@ -95,15 +112,11 @@ class EmbeddedBroker:
             BrokerBusyError: another process has been starting or stopping it for longer than `timeout_s`.
 
         """
-        # Before the lock, so that whoever waits for the lock never waits for a download.
-        jars = () if self.status() else self._jars()
-        deadline_s = time.monotonic() + timeout_s
-        with self._lock(timeout_s):
-            state = self._folder.read_state()
-            if state is None or self._folder.live_process(state) is None:
-                state = self._launch(jars or self._jars(), deadline_s)
-            await_ready(self._folder, state, deadline_s=deadline_s)
-            return self._info(state)
+        return self._start(timeout_s, wait=True)
+
+    def launch(self, timeout_s: float = START_TIMEOUT_S_DEFAULT) -> BrokerInfo:
+        """As `start`, without the wait for an answer: the first node of a cluster has none before the second runs."""
+        return self._start(timeout_s, wait=False)
 
     def status(self) -> BrokerInfo | None:
         """The broker that runs, or None. It may still be starting, or be paused: this looks at the process only."""
@@ -156,6 +169,18 @@ class EmbeddedBroker:
         """The command line that runs this broker in the foreground, once it was started here before."""
         return self._command(self._jars())
 
+    def _start(self, timeout_s: float, *, wait: bool) -> BrokerInfo:
+        # Before the lock, so that whoever waits for the lock never waits for a download.
+        jars = () if self.status() else self._jars()
+        deadline_s = time.monotonic() + timeout_s
+        with self._lock(timeout_s):
+            state = self._folder.read_state()
+            if state is None or self._folder.live_process(state) is None:
+                state = self._launch(jars or self._jars(), deadline_s)
+            if wait:
+                await_ready(self._folder, state, deadline_s=deadline_s)
+            return self._info(state)
+
     def _command(self, jars: tuple[Path, ...]) -> list[str]:
         return broker_command(
             find_java(),
@@ -207,21 +232,30 @@ class EmbeddedBroker:
         return state
 
     def _write_settings(self) -> str:
-        """Choose the ports, write what Kafka reads at its start, and give the address for clients."""
+        """Write what Kafka reads at its start, and give the address for clients."""
+        plan = self._plan()
+        self._folder.write_ports(plan.ports)
+        settings = broker_settings(plan, overrides=self._settings)
+        self._folder.properties_file.write_text(render_properties(settings), "ascii")
+        self._folder.log4j_file.write_text(render_log4j(self._folder.log_file), "ascii")
+        return plan.ports.bootstrap_servers
+
+    def _plan(self) -> NodePlan:
+        log_dir = str(self._folder.kafka_dir)
+        if self._place is not None:
+            # Not chosen again: the other nodes know these.
+            voters = {node_id: ports.controller for node_id, ports in self._place.ports.items()}
+            ports = self._place.ports[self._place.node_id]
+            return NodePlan(ports=ports, log_dir=log_dir, node_id=self._place.node_id, voters=voters)
         known = self._folder.read_ports()
         ports = choose_ports(known)
         if known is not None and known.client != ports.client:
             self._on_progress(f"Port {known.client} is taken by another process: the broker moves to {ports.client}")
-        self._folder.write_ports(ports)
-        plan = NodePlan(ports=ports, log_dir=str(self._folder.kafka_dir))
-        settings = broker_settings(plan, overrides=self._settings)
-        self._folder.properties_file.write_text(render_properties(settings), "ascii")
-        self._folder.log4j_file.write_text(render_log4j(self._folder.log_file), "ascii")
-        return ports.bootstrap_servers
+        return NodePlan(ports=ports, log_dir=log_dir)
 
     def _format(self, jars: tuple[Path, ...], deadline_s: float) -> str:
         self._on_progress("Preparing the data folder")
-        cluster_id = new_cluster_id()
+        cluster_id = self._place.cluster_id if self._place is not None else new_cluster_id()
         command = format_command(
             find_java(),
             jars,
