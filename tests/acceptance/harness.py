@@ -226,6 +226,7 @@ class TopicReader:
                 "auto.offset.reset": "earliest",
                 "enable.partition.eof": True,
                 "fetch.wait.max.ms": 50,
+                "log_level": 0,  # a broker that a test kills is no news
             }
         )
         self._consumer.assign([TopicPartition(topic, partition, 0) for partition in range(partition_count)])
@@ -287,7 +288,7 @@ class Deployment:
         self.agents: list[Agent] = []
         self._readers: dict[str, TopicReader] = {}
         self._producer: Producer | None = None
-        self.admin = AdminClient(self.settings.client_config())
+        self.admin = AdminClient({**self.settings.client_config(), "log_level": 0})
         self.create_topics()
 
     def create_topics(self) -> None:
@@ -318,14 +319,17 @@ class Deployment:
 
     def start_agent(self, name: str = "a", *arguments: str, ready: bool = True, **settings: object) -> Agent:
         """Start an agent in the folder of `name`, and wait until it is ready, unless told otherwise."""
-        chosen = {**self._chosen, "data_dir": self.folder / name, **settings}
-        environment = {key: value for key, value in os.environ.items() if not key.startswith("DUETASKS_")}
-        environment |= {f"DUETASKS_{key.upper()}": _as_variable(value) for key, value in chosen.items()}
-        agent = Agent(name, self.folder / name, environment, arguments)
+        agent = Agent(name, self.folder / name, self.environment(name, **settings), arguments)
         self.agents.append(agent)
         if ready:
             self.await_ready()
         return agent
+
+    def environment(self, name: str, **settings: object) -> dict[str, str]:
+        """The variables of a process of this deployment, with the data folder of `name`."""
+        chosen = {**self._chosen, "data_dir": self.folder / name, **settings}
+        environment = {key: value for key, value in os.environ.items() if not key.startswith("DUETASKS_")}
+        return environment | {f"DUETASKS_{key.upper()}": _as_variable(value) for key, value in chosen.items()}
 
     def await_ready(self, within_s: float = READY_WITHIN_S) -> None:
         """Wait until the running agents together own every partition, restored and fenced, and each answers."""
@@ -362,6 +366,7 @@ class Deployment:
             "partitioner": "murmur2_random",
             "linger.ms": 2,
             "message.max.bytes": 8_000_000,  # the topic decides what is too large
+            "log_level": 0,  # a broker that a test kills is no news
         }
         return Producer({**self.settings.client_config(), **usual, **options})
 

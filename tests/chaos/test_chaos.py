@@ -1,0 +1,55 @@
+"""Short chaos runs: every kind of fault that there is, on one broker and on three, under load."""
+
+from __future__ import annotations
+
+import secrets
+from typing import TYPE_CHECKING
+
+import msgspec
+import pytest
+
+from tests.chaos.faults import Kind, plan_faults
+from tests.chaos.report import rows, write_page
+from tests.chaos.run import Plan, Run
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tests.chaos.report import Report
+
+pytestmark = [pytest.mark.chaos, pytest.mark.timeout(420)]
+
+
+def run_plan(plan: Plan, folder: Path, cache_dir: Path) -> Report:
+    """Carry it out; what pytest shows when it fails is enough to run it again."""
+    print(f"seed {plan.seed}")  # noqa: T201 - shown by pytest when it fails
+    print(*plan.faults, sep="\n")  # noqa: T201 - the same
+    report = Run(plan, folder, cache_dir=cache_dir, on_progress=print).report()
+    print(*(f"{row['what']:50} {row['value']}" for row in rows(report)), sep="\n")  # noqa: T201 - the same
+    return report
+
+
+@pytest.mark.parametrize(("nodes", "faults_s"), [(1, 45.0), (3, 60.0)])
+def test_promises_hold_whatever_is_killed_or_frozen(
+    nodes: int, faults_s: float, tmp_path: Path, kafka_cache_dir: Path
+) -> None:
+    """Nobody plans failures one at a time: whatever comes together, each promise holds while it lasts and after."""
+    plan = Plan.of(seed=secrets.randbelow(10**9), nodes=nodes, faults_s=faults_s, calm_s=5.0, rate=100.0)
+
+    report = run_plan(plan, tmp_path, kafka_cache_dir)
+
+    assert report.sentences == []
+    assert report.is_right
+    assert report.emitted > 500, "a load that shows nothing"
+    assert report.faults == len(plan.faults)
+
+
+def test_faults_follow_from_the_seed_and_leave_no_kind_out() -> None:
+    """A run that found something must be repeated with the same faults; and what never happens shows nothing."""
+    plan = plan_faults(7, 300)
+
+    assert plan == plan_faults(7, 300)
+    assert plan != plan_faults(8, 300)
+    assert {fault.kind for fault in plan} == set(Kind)
+    assert {fault.storm for fault in plan} > {0}
+    assert [fault.at_s for fault in plan] == sorted(fault.at_s for fault in plan)
