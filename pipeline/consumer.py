@@ -104,7 +104,7 @@ class DueTaskConsumer:
             ledger_topic=names.applied,
             dead_topic=names.dead,
             ledger_topic_id=lambda: self._table_identity(0).ledger_topic_id,
-            group_metadata=subscription.group_metadata,
+            group_view=subscription,
             transaction_timeout_ms=settings.transaction_timeout_ms,
         )
         self._consumer = DueConsumer(

@@ -40,6 +40,8 @@ __all__ = ["DueSubscription"]
 log = structlog.get_logger(__name__)
 
 _CALL_TIMEOUT_S: Final = 10.0
+_PENDING_TIMEOUT_S: Final = 2.0
+_PENDING: Final = (KafkaError._TIMED_OUT, KafkaError.UNSTABLE_OFFSET_COMMIT)  # noqa: SLF001  # a public code
 _TAKE_MAX: Final = 1_000
 _TAKE_CHUNK: Final = 100
 _TAKE_BYTES_MAX: Final = 8_388_608
@@ -199,6 +201,29 @@ class DueSubscription:
             start, end = self._bounds(self._ledger, partition)
         return LedgerBounds(start=Offset(start), end=Offset(end))
 
+    def stable_end(self, topic: str, partition: int) -> Offset:
+        """Below it no transaction is open; raises `UnavailableError`."""
+        with translated(f"ask for the stable end of {topic}-{partition}"):
+            # The reader is `read_committed`: its high watermark is the last stable offset.
+            return Offset(_bounds(self._reader, topic, partition)[1])
+
+    def is_open(self, topic: str, partition: int) -> bool:
+        """Whether a transaction is open there; raises `UnavailableError`."""
+        stable = self.stable_end(topic, partition)
+        with translated(f"ask for the end of {topic}-{partition}"):
+            return stable < self._bounds(topic, partition)[1]
+
+    def has_pending_offset(self, partition: int) -> bool:
+        """Whether a transaction may still change the group's offset, and goes on for longer than any should."""
+        place = TopicPartition(self._due, partition)
+        try:
+            return self._reader.committed([place], timeout=_PENDING_TIMEOUT_S)[0].error is not None
+        except KafkaException as error:
+            if error.args[0].code() in _PENDING:
+                return True  # so it may be; if it is the brokers that don't answer, whatever follows says so
+            with translated(f"read the group's offset of {self._due}-{partition}"):
+                raise
+
     def read_ledger(self, partition: int, position: Offset) -> None:
         """Begin to hand over the ledger partition from `position` on."""
         self._read(self._ledger, partition, position)
@@ -276,12 +301,7 @@ class DueSubscription:
         say(self._listener)
 
     def _bounds(self, topic: str, partition: int) -> tuple[int, int]:
-        bounds = self._member.get_watermark_offsets(
-            TopicPartition(topic, partition), timeout=_CALL_TIMEOUT_S, cached=False
-        )
-        if bounds is None:
-            raise UnavailableError(f"The bounds of {topic}-{partition} did not come within {_CALL_TIMEOUT_S:g} s.")
-        return int(bounds[0]), int(bounds[1])
+        return _bounds(self._member, topic, partition)
 
     def _read(self, topic: str, partition: int, position: Offset) -> None:
         self.stop(partition)
@@ -321,3 +341,11 @@ class DueSubscription:
             raise KafkaException(error)
         log.warning("fetch_event", error=error.str())
         return None
+
+
+def _bounds(consumer: Any, topic: str, partition: int) -> tuple[int, int]:  # noqa: ANN401  # librdkafka's
+    """First offset and end, as the consumer's isolation level has it."""
+    bounds = consumer.get_watermark_offsets(TopicPartition(topic, partition), timeout=_CALL_TIMEOUT_S, cached=False)
+    if bounds is None:
+        raise UnavailableError(f"The bounds of {topic}-{partition} did not come within {_CALL_TIMEOUT_S:g} s.")
+    return int(bounds[0]), int(bounds[1])

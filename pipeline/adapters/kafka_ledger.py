@@ -7,11 +7,12 @@ fences everybody who had it, whatever they are called.
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, Final, NoReturn
+from typing import Any, Final, NoReturn, Protocol
 
 import structlog
 from confluent_kafka import KafkaError, KafkaException, Producer, TopicPartition
 
+from pipeline.adapters.hanging_transactions import abort_hanging
 from pipeline.core.tasks import Offset
 from pipeline.errors import (
     DuetasksError,
@@ -24,7 +25,7 @@ from pipeline.errors import (
 )
 from pipeline.service.consumer_ports import LedgerBatch
 
-__all__ = ["KafkaLedgerTransaction", "KafkaLedgerTransactions", "LibrdkafkaLog", "translated"]
+__all__ = ["GroupView", "KafkaLedgerTransaction", "KafkaLedgerTransactions", "LibrdkafkaLog", "translated"]
 
 log = structlog.get_logger(__name__)
 
@@ -77,6 +78,26 @@ def _translate(error: KafkaException, what: str) -> DuetasksError:
     return UnavailableError(f"{message}. Check that the brokers can be reached.")
 
 
+class GroupView(Protocol):
+    """What a transaction asks about its group and its topics; `DueSubscription` answers."""
+
+    def group_metadata(self) -> object:
+        """The present generation, for `send_offsets_to_transaction`."""
+        ...
+
+    def stable_end(self, topic: str, partition: int) -> Offset:
+        """Below it no transaction is open; raises `UnavailableError`."""
+        ...
+
+    def is_open(self, topic: str, partition: int) -> bool:
+        """Whether a transaction is open there; raises `UnavailableError`."""
+        ...
+
+    def has_pending_offset(self, partition: int) -> bool:
+        """Whether a transaction may still change the group's offset; raises `UnavailableError`."""
+        ...
+
+
 class KafkaLedgerTransaction:
     """One partition's transactional producer; after `FencedError` or `UnknownOutcomeError` it is of no more use."""
 
@@ -88,7 +109,7 @@ class KafkaLedgerTransaction:
         due_topic: str,
         ledger_topic: str,
         dead_topic: str,
-        group_metadata: Callable[[], object],
+        group: GroupView,
         timeout_ms: int,
     ) -> None:
         self._producer = producer
@@ -96,13 +117,15 @@ class KafkaLedgerTransaction:
         self._due = due_topic
         self._ledger = ledger_topic
         self._dead = dead_topic
-        self._group_metadata = group_metadata
+        self._group = group
         self._timeout_ms = timeout_ms
+        self._settled: set[tuple[str, int]] = set()
 
     def acquire(self) -> None:
         """Fence every earlier owner and settle its open transaction; raises `FencedError`, `UnavailableError`."""
         with translated(f"acquire the ledger of partition {self._partition}"):
             self._producer.init_transactions(self._timeout_ms / 1000)
+            self._end_hanging()
 
     def commit(self, batch: LedgerBatch) -> Sequence[Offset]:
         """Rows, dead tasks, outputs and the group's offset: all or nothing. Returns the offsets of the rows.
@@ -111,17 +134,19 @@ class KafkaLedgerTransaction:
         `UnknownOutcomeError` (it may have committed: forget everything and acquire again).
         """
         deadline_s = time.monotonic() + self._timeout_ms / 1000
-        report = _Report(len(batch.rows))
         try:
-            self._producer.begin_transaction()
-            self._produce(batch, report)
-            self._flush(report, deadline_s)
+            report = self._fill(batch, deadline_s)
+            if self._stands_behind_open(report):
+                # Perhaps what an earlier owner gave up, and our commit would commit: an abort ends it. If it is some
+                # other producer's, the abort costs a round.
+                self._producer.abort_transaction(_left_s(deadline_s))
+                report = self._fill(batch, deadline_s)
             self._producer.send_offsets_to_transaction(
                 [TopicPartition(self._due, self._partition, batch.position)],
-                self._group_metadata(),
+                self._group.group_metadata(),
                 _left_s(deadline_s),
             )
-        except (KafkaException, BufferError, RuntimeError) as error:
+        except (KafkaException, BufferError, RuntimeError, UnavailableError) as error:
             self._give_up(error)
         except SystemError as error:
             # confluent-kafka raises a fatal error (fenced) while it serves reports: with the next report already on its
@@ -136,6 +161,34 @@ class KafkaLedgerTransaction:
         self._producer.purge(in_queue=True, in_flight=True, blocking=False)
 
     # -- steps -------------------------------------------------------------------------------------------------------
+
+    def _end_hanging(self) -> None:
+        """End what an earlier owner's transaction left open, where the restore and the group would wait for it."""
+        is_pending = self._group.has_pending_offset(self._partition)
+        if is_pending or self._group.is_open(self._ledger, self._partition):
+            # The offset is aborted, whichever it is.
+            offsets = [TopicPartition(self._due, self._partition, 0)], self._group.group_metadata()
+            abort_hanging(
+                self._producer,
+                [self._ledger],
+                partition=self._partition,
+                timeout_s=self._timeout_ms / 1000,
+                offsets=offsets,
+            )
+        self._settled.add((self._ledger, self._partition))
+
+    def _fill(self, batch: LedgerBatch, deadline_s: float) -> "_Report":
+        report = _Report(len(batch.rows))
+        self._producer.begin_transaction()
+        self._produce(batch, report)
+        self._flush(report, deadline_s)
+        return report
+
+    def _stands_behind_open(self, report: "_Report") -> bool:
+        """Whether something was open where we now write for the first time: dead tasks and outputs."""
+        fresh = report.first_offsets.keys() - self._settled
+        self._settled |= fresh
+        return any(self._group.stable_end(*place) < report.first_offsets[place] for place in fresh)
 
     def _produce(self, batch: LedgerBatch, report: "_Report") -> None:
         produce = self._producer.produce
@@ -204,6 +257,7 @@ class _Report:
 
     def __init__(self, rows: int) -> None:
         self.offsets = [Offset(-1)] * rows
+        self.first_offsets: dict[tuple[str, int], int] = {}
         self.error: KafkaError | None = None
 
     def row(self, number: int) -> Callable[[KafkaError | None, Any], None]:
@@ -217,8 +271,10 @@ class _Report:
         return delivered
 
     def other(self, error: KafkaError | None, message: Any) -> None:  # noqa: ANN401  # librdkafka's
-        """Notes the first error; a purge that follows it is not the cause."""
-        del message
+        """Notes where it stands, or the first error; a purge that follows it is not the cause."""
+        if error is None:
+            place = (message.topic(), message.partition())
+            self.first_offsets[place] = min(message.offset(), self.first_offsets.get(place, message.offset()))
         purged = {KafkaError._PURGE_QUEUE, KafkaError._PURGE_INFLIGHT}  # noqa: SLF001  # public codes
         if error is not None and (self.error is None or self.error.code() in purged):
             self.error = error
@@ -236,7 +292,7 @@ class KafkaLedgerTransactions:
         ledger_topic: str,
         dead_topic: str,
         ledger_topic_id: Callable[[], str],
-        group_metadata: Callable[[], object],
+        group_view: GroupView,
         transaction_timeout_ms: int,
     ) -> None:
         self._client = dict(client)
@@ -245,7 +301,7 @@ class KafkaLedgerTransactions:
         self._ledger = ledger_topic
         self._dead = dead_topic
         self._ledger_topic_id = ledger_topic_id
-        self._group_metadata = group_metadata
+        self._group_view = group_view
         self._timeout_ms = transaction_timeout_ms
 
     def open(self, partition: int) -> KafkaLedgerTransaction:
@@ -276,7 +332,7 @@ class KafkaLedgerTransactions:
             due_topic=self._due,
             ledger_topic=self._ledger,
             dead_topic=self._dead,
-            group_metadata=self._group_metadata,
+            group=self._group_view,
             timeout_ms=self._timeout_ms,
         )
 

@@ -9,6 +9,7 @@ from typing import Final, TypeVar
 import structlog
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
+from pipeline.adapters.hanging_transactions import abort_hanging
 from pipeline.core.tasks import Offset
 from pipeline.errors import FencedError, PoisonedBatchError, RetryableError, UnavailableError, UnknownOutcomeError
 from pipeline.ports import Commit, OffsetsMovedError
@@ -58,8 +59,6 @@ _CAUSED_BY_ANOTHER: Final = frozenset(
     }
 )
 """What a record is told that went down with the transaction of another."""
-HANGING_KEY: Final = b"\x00hanging"
-"""Key of a record that is always aborted; no task has it."""
 LOCAL_BYTES_MAX: Final = 1_000_000_000
 
 
@@ -127,22 +126,16 @@ class KafkaTransaction:
         await self._end_hanging()
 
     async def _end_hanging(self) -> None:
-        """End what still hangs of an earlier owner's transaction, although its coordinator takes it for ended.
-
-        A broker that was killed and comes back can leave the end out on partitions without a leader just then (Kafka
-        4.4: "these partitions are likely deleted already"). Readers would wait there for ever, and our next commit
-        would commit what was given up. An abort by the same producer ends it as what it is.
-        """
+        """End what an earlier owner's transaction left open: see `hanging_transactions`."""
         hanging = [topic for topic in sorted(self._own_topics) if await self._is_open(topic)]
         if not hanging:
             return
-        log.warning("open_transaction_found", transactional_id=self._transactional_id, topics=hanging)
-        self.begin()
-        for topic in hanging:
-            self.produce(topic, HANGING_KEY, b"")
-        # Only what was sent is part of the transaction, and only there an abort leaves its mark.
-        await self._run(lambda: self._producer.flush(self._timeout_s))
-        await self.abort()
+        try:
+            await self._run(
+                lambda: abort_hanging(self._producer, hanging, partition=self._partition, timeout_s=self._timeout_s)
+            )
+        except KafkaException as error:
+            raise _translate(error, "ending a hanging transaction", unknown=True) from error
 
     def begin(self) -> None:
         """Open a transaction."""

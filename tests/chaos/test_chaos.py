@@ -5,11 +5,10 @@ from __future__ import annotations
 import secrets
 from typing import TYPE_CHECKING
 
-import msgspec
 import pytest
 
 from tests.chaos.faults import Kind, plan_faults
-from tests.chaos.report import rows, write_page
+from tests.chaos.report import rows
 from tests.chaos.run import Plan, Run
 
 if TYPE_CHECKING:

@@ -118,7 +118,7 @@ class TransactionalUpstream:
         try:
             self._again = []
             self._transact(attempt, wanted)
-        except KafkaException as error:
+        except KafkaException:
             self._history.note(What.UNKNOWN, attempt)
             self._again = wanted
             # Its successor fences it and settles what it left, one way or the other.
