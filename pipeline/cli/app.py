@@ -33,7 +33,9 @@ COMMANDS: Final = (
     "config_command",
     "rebuild_command",
     "replay_command",
+    "verify_command",
     "bench_command",
+    "simulate_command",
 )
 
 _EXIT_BUG: Final = 1
@@ -73,8 +75,9 @@ def _global_options(
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Run one command line and return its exit code: 0 done, 2 usage, 3 not found, 4 refused, 5 unavailable.
+    """Run one command line and return its exit code.
 
+    0 done, 1 a promise was found broken (or a bug met), 2 usage, 3 not found, 4 refused, 5 unavailable.
     An error is one sentence on stderr; with `--json` it is an object on stdout too, where the result would have been.
     """
     command_line = list(arguments) or ["--help"]

@@ -7,7 +7,7 @@ import typer
 from pipeline.core.durations import parse_duration_ms, parse_instant_ms
 from pipeline.core.tasks import DurationMs, InstantMs
 
-__all__ = ["CONSUMERS", "OPERATION", "RECOVERY", "START", "TASKS", "JsonFlag", "read_duration", "read_instant"]
+__all__ = ["CONSUMERS", "OPERATION", "PROOF", "RECOVERY", "START", "TASKS", "JsonFlag", "read_duration", "read_instant"]
 
 # The groups of `duetasks --help` (`rich_help_panel`).
 START: Final = "Start here"
@@ -15,6 +15,7 @@ TASKS: Final = "Tasks"
 CONSUMERS: Final = "Consumers"
 OPERATION: Final = "Operation"
 RECOVERY: Final = "Recovery"
+PROOF: Final = "Proof"
 
 JsonFlag = Annotated[bool, typer.Option("--json", help="Print the result as JSON on stdout, for programs.")]
 """Every command takes it: `as_json: JsonFlag = False`."""

@@ -79,6 +79,11 @@ class DueConsumer:
         self._done = 0
         self._has_joined = False
 
+    @property
+    def buffered(self) -> int:
+        """Records that were fetched and not handled yet, of the partition that has most of them."""
+        return max((session.buffered for session in self._all()), default=0)
+
     def stop(self) -> None:
         """Finish the task in hand, commit, leave the group; `run` returns then. Safe from threads and signals."""
         self._stop.set()

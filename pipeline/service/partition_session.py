@@ -117,6 +117,11 @@ class PartitionSession:
         return self._batch.applied
 
     @property
+    def buffered(self) -> int:
+        """Records that were fetched and not handled yet."""
+        return len(self._queue)
+
+    @property
     def is_idle(self) -> bool:
         """Restored, everything read that there was, and nothing in hand."""
         return self.stage is Stage.HANDLE and self._has_seen_end and not self._queue and not self._batch

@@ -24,12 +24,13 @@ class Turns:
         self._full = (inputs_max, timers_max)
         self._inputs = inputs_max
         self._timers = timers_max
+        self._is_narrowed = False
         self._timers_next = False
         self._idle = 0
 
     def next(self) -> Turn:
         """The next turn: both kinds if nothing is narrowed."""
-        if (self._inputs, self._timers) == self._full:
+        if not self._is_narrowed:
             return Turn(inputs_max=self._inputs, timers_max=self._timers, partial=False)
         self._timers_next = not self._timers_next
         if self._timers_next:
@@ -39,6 +40,8 @@ class Turns:
     def narrow(self, turn: Turn, items: int) -> None:
         """The transaction of `turn`, of `items` records, was refused: try half of that."""
         self._idle = 0
+        # Also where nothing can be halved any more: an input and a timer that are refused together must come apart.
+        self._is_narrowed = True
         half = max(1, items // 2)
         if turn.inputs_max:
             self._inputs = min(half, self._inputs)
@@ -52,6 +55,7 @@ class Turns:
             self._inputs = min(2 * self._inputs, self._full[0])
         if turn.timers_max:
             self._timers = min(2 * self._timers, self._full[1])
+        self._is_narrowed = (self._inputs, self._timers) != self._full
 
     def idle(self, turn: Turn) -> bool:
         """The turn found nothing to do; True if the other kind should be looked at before anybody sleeps.

@@ -109,9 +109,9 @@ class MemoryCluster:
 
     # -- transactions --------------------------------------------------------------------------------------------
 
-    def producer(self, transactional_id: str) -> "MemoryProducer":
-        """A transactional producer: an owner's, or an upstream's or stranger's."""
-        return MemoryProducer(self, transactional_id)
+    def producer(self, transactional_id: str, *, by: str = "") -> "MemoryProducer":
+        """A transactional producer: an owner's, or an upstream's or stranger's; `by` names who has it."""
+        return MemoryProducer(self, transactional_id, by)
 
     def init_transactions(self, transactional_id: str) -> int:
         """Settle what the last producer left open and fence it; returns the new producer's epoch."""
@@ -121,13 +121,13 @@ class MemoryCluster:
         found.epoch += 1
         return found.epoch
 
-    def append(self, transactional_id: str, epoch: int, records: Sequence[NewRecord]) -> list[Offset]:
+    def append(self, transactional_id: str, epoch: int, records: Sequence[NewRecord], *, by: str = "") -> list[Offset]:
         """Add records to the open transaction, or open one; raises `FencedError` for an old epoch."""
         found = self._current(transactional_id, epoch)
         if found.run is not None and found.run.state is not RunState.OPEN:
             self._settle(found)
         if found.run is None:
-            found.run = TransactionRun(transactional_id, self.clock.now_ms())
+            found.run = TransactionRun(transactional_id, self.clock.now_ms(), by)
         run, at_ms = found.run, self.clock.now_ms()
         offsets = [
             self.log(record.topic, record.partition).append(
@@ -211,9 +211,10 @@ class MemoryCluster:
 class MemoryProducer:
     """A transactional producer of one `transactional.id`; the first `send` after an end opens the next transaction."""
 
-    def __init__(self, cluster: MemoryCluster, transactional_id: str) -> None:
+    def __init__(self, cluster: MemoryCluster, transactional_id: str, by: str) -> None:
         self._cluster = cluster
         self._transactional_id = transactional_id
+        self._by = by
         self._epoch: int | None = None
 
     def init(self) -> None:
@@ -238,7 +239,7 @@ class MemoryProducer:
 
     def send(self, *records: NewRecord) -> list[Offset]:
         """Append within the transaction; raises `FencedError`."""
-        return self._cluster.append(self._transactional_id, self.epoch, records)
+        return self._cluster.append(self._transactional_id, self.epoch, records, by=self._by)
 
     def commit(self) -> None:
         """Commit; acknowledged when this returns. Raises `FencedError`."""

@@ -6,12 +6,14 @@ member that the group has given up still believes in its partitions until it is 
 
 from collections import defaultdict, deque
 from collections.abc import Callable, Mapping, Sequence
+from typing import Protocol
 
 from pipeline.core.applied import AppliedTask
 from pipeline.core.effects import DueTask
 from pipeline.core.partitioning import partition_for_key
 from pipeline.core.tasks import NO_HEADERS, InstantMs, Offset
 from pipeline.errors import CorruptStateError, FencedError, PoisonedBatchError, RetryableError, UnknownOutcomeError
+from pipeline.ports import Clock
 from pipeline.service.consumer_ports import (
     DueEnd,
     DueRecord,
@@ -37,9 +39,18 @@ __all__ = [
     "MemorySubscription",
     "PlainConsumerCodec",
     "SteppedClock",
+    "WaitingClock",
 ]
 
 DUE, DEAD, LEDGER, OFFSETS = "due-tasks", "dead-tasks", "applied-tasks", "offsets"
+
+
+class WaitingClock(Clock, Protocol):
+    """A clock that is told when somebody waits."""
+
+    def advance(self, by_ms: int) -> None:
+        """Somebody waits so long, if nothing happens before."""
+        ...
 
 
 class SteppedClock:
@@ -75,11 +86,21 @@ class PlainConsumerCodec(PlainCodec):
 
 
 class ConsumerGroupWorld:
-    """One group on one cluster: topics, the group coordinator, and the disks of its machines."""
+    """One group on one cluster: topics, the group coordinator, and the disks of its machines.
 
-    def __init__(self, *, partition_count: int = 1, group: str = "group") -> None:
-        self.clock = SteppedClock()
-        self.cluster = MemoryCluster(self.clock)
+    A cluster of its own unless it is given one with its `clock`: then time passes as others let it.
+    """
+
+    def __init__(
+        self,
+        *,
+        partition_count: int = 1,
+        group: str = "group",
+        cluster: MemoryCluster | None = None,
+        clock: WaitingClock | None = None,
+    ) -> None:
+        self.clock: WaitingClock = SteppedClock() if clock is None else clock
+        self.cluster = MemoryCluster(self.clock) if cluster is None else cluster
         self.group = group
         self.partition_count = partition_count
         self.codec = PlainConsumerCodec()
@@ -88,7 +109,8 @@ class ConsumerGroupWorld:
         self._news: dict[str, deque[tuple[str, int]]] = defaultdict(deque)
         self._upstream = self.cluster.producer("owner-of-due-tasks")
         for topic in (DUE, DEAD, LEDGER, OFFSETS, "outputs"):
-            self.cluster.create_topic(topic, partition_count)
+            if topic not in self.cluster.topics():
+                self.cluster.create_topic(topic, partition_count)
         self._upstream.init()
 
     # -- what tests do and see ---------------------------------------------------------------------------------------
@@ -166,7 +188,7 @@ class MemorySubscription:
                 self._listener.on_assigned([partition])
             elif what == "lost":
                 self._listener.on_lost([partition])
-            else:
+            elif self._world.owners.get(partition) == self._process.name:
                 self._listener.on_revoked([partition])
                 del self._world.owners[partition]
                 self._world.give(partition, what.removeprefix("revoked for "))

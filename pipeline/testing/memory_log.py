@@ -25,10 +25,11 @@ class RunState(StrEnum):
 
 
 class TransactionRun:
-    """One transaction, from its first record to its last marker."""
+    """One transaction, from its first record to its last marker; `by` names whose it is."""
 
-    def __init__(self, transactional_id: str, started_at_ms: InstantMs) -> None:
+    def __init__(self, transactional_id: str, started_at_ms: InstantMs, by: str = "") -> None:
         self.transactional_id = transactional_id
+        self.by = by
         self.started_at_ms = started_at_ms
         self.state = RunState.OPEN
         self.logs: list[MemoryLog] = []
@@ -160,6 +161,11 @@ class MemoryLog:
     def committed(self) -> list[LogEntry]:
         """All records that a `read_committed` reader sees now."""
         return self.read_committed(self.start_offset, len(self.entries) + 1)[0]
+
+    def last_committed(self, key: bytes) -> LogEntry | None:
+        """The last record of a key whose transaction was committed, also behind one that is open."""
+        found = (entry for entry in reversed(self.entries) if entry.key == key and _counts(entry))
+        return next(found, None)
 
     def compact(self, *, before: Offset | None = None, tombstones_before_ms: InstantMs = _NEVER_MS) -> None:
         """Keep the last committed record of each key below `before`, as the log cleaner does; markers go too.

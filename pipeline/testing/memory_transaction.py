@@ -43,12 +43,14 @@ class CommitFault(StrEnum):
 class TransactionFaults:
     """The faults of one process: the next commits' and acquires', and which records are refused.
 
-    `is_too_large` is found out by `produce`, `is_poisoned` only by the broker, so that `commit` fails.
+    `is_too_large` is found out by `produce`, `is_poisoned` only by the broker, so that `commit` fails. `records_max` is
+    the size of the largest transaction so far.
     """
 
     def __init__(self) -> None:
         self.commits: deque[CommitFault | None] = deque()
         self.unavailable_acquires = 0
+        self.records_max = 0
         self.is_too_large: IsRefused = _none
         self.is_poisoned: IsRefused = _none
 
@@ -68,7 +70,7 @@ class MemoryTransaction:
     ) -> None:
         self.transactional_id = transactional_id
         self._cluster = cluster
-        self._producer: MemoryProducer = cluster.producer(transactional_id)
+        self._producer: MemoryProducer = cluster.producer(transactional_id, by=process.name)
         self._partition = partition
         self._state_topic = state_topic
         self._process = process
@@ -124,6 +126,7 @@ class MemoryTransaction:
     async def commit(self) -> Commit:
         """All or nothing; raises what the faults say, and `FencedError` if somebody newer exists."""
         records = self._open()
+        self._faults.records_max = max(self._faults.records_max, len(records))
         await self._process.reach("transaction.flush")
         fault = self._faults.commits.popleft() if self._faults.commits else None
         if fault is CommitFault.FENCED:

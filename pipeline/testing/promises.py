@@ -23,6 +23,7 @@ from pipeline.testing.memory_timer_table import DiskTable
 
 __all__ = [
     "Acknowledged",
+    "TaskHistory",
     "applied_wrongly",
     "check_applied_once",
     "check_cancels_count",
@@ -154,8 +155,8 @@ def _check(violations: Iterator[str]) -> None:
     assert first is None, first
 
 
-class _TaskHistory:
-    """What was acknowledged of one task, in the order given."""
+class TaskHistory:
+    """What was acknowledged of one task, in the order given, and the rule for what overrules what."""
 
     def __init__(self, events: Sequence[Acknowledged]) -> None:
         self.events = events
@@ -197,12 +198,12 @@ class _TaskHistory:
                     yield other
 
 
-def _by_task(acknowledged: Iterable[Acknowledged]) -> dict[TaskId, _TaskHistory]:
+def _by_task(acknowledged: Iterable[Acknowledged]) -> dict[TaskId, TaskHistory]:
     """The events of each task: whatever decides the fate of a task is among its own."""
     events: defaultdict[TaskId, list[Acknowledged]] = defaultdict(list)
     for ack in acknowledged:
         events[ack.event.task_id].append(ack)
-    return {task_id: _TaskHistory(own) for task_id, own in events.items()}
+    return {task_id: TaskHistory(own) for task_id, own in events.items()}
 
 
 def _is_same(one: Acknowledged, other: Acknowledged) -> bool:

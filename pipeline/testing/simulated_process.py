@@ -36,6 +36,10 @@ class SimulatedProcess:
         """Die instead of doing the effect of that number, counted from 1."""
         self._crash_at = number
 
+    def spare(self) -> None:
+        """Take back `crash_before_step`."""
+        self._crash_at = None
+
     def kill(self) -> None:
         """SIGKILL now: whatever it tries next fails with `SimulatedCrashError`."""
         self.alive = False

@@ -19,6 +19,8 @@ __all__ = ["START_MS", "StuckError", "VirtualClock", "VirtualLoop", "run_virtual
 START_MS: Final = InstantMs(1_767_268_800_000)
 """Where virtual wall clocks start: 2026-01-01T12:00:00Z."""
 _MICROSECONDS: Final = 1_000_000
+_BUSY_MAX: Final = 100_000
+"""Rounds of the loop at one instant; a simulation that needs more is caught in a loop."""
 
 _T = TypeVar("_T")
 
@@ -33,6 +35,7 @@ class _JumpingSelector(selectors.BaseSelector):
     def __init__(self, advance: Callable[[float | None], None]) -> None:
         self._real = selectors.DefaultSelector()
         self._advance = advance
+        self._busy = 0
 
     def register(self, fileobj: Any, events: int, data: Any = None) -> SelectorKey:  # noqa: ANN401  # as the base has it
         return self._real.register(fileobj, events, data)
@@ -43,7 +46,11 @@ class _JumpingSelector(selectors.BaseSelector):
     def select(self, timeout: float | None = None) -> list[tuple[SelectorKey, int]]:
         found = self._real.select(0)
         if not found and timeout != 0:
+            self._busy = 0
             self._advance(timeout)
+        self._busy += 1
+        if self._busy > _BUSY_MAX:
+            raise StuckError("somebody is busy for ever: no time passes any more")
         return found
 
     def close(self) -> None:

@@ -64,3 +64,13 @@ def test_idle_turns_look_at_the_other_kind_once() -> None:
     assert turns.idle(turns.next())
     turns.widen(turns.next())
     assert turns.idle(turns.next())
+
+
+def test_an_input_and_a_timer_refused_together_come_apart_where_nothing_can_be_halved() -> None:
+    """With a bound of one of each, the same pair would be tried and refused for ever."""
+    turns = Turns(1, 1)
+    turns.narrow(turns.next(), 2)
+
+    first, second = turns.next(), turns.next()
+
+    assert {(first.inputs_max, first.timers_max), (second.inputs_max, second.timers_max)} == {(1, 0), (0, 1)}

@@ -1,0 +1,193 @@
+"""`duetasks simulate`: the production code on virtual time, with every fault at once, and the promises watched."""
+
+import secrets
+import time
+from collections.abc import Iterable, Iterator
+from itertools import count
+from typing import TYPE_CHECKING, Annotated, Final
+
+import typer
+
+from pipeline.cli.options import PROOF, JsonFlag, read_duration
+from pipeline.cli.output import Output
+from pipeline.core.tasks import DurationMs
+from pipeline.errors import UsageError
+
+if TYPE_CHECKING:
+    from pipeline.testing.simulator.many import Tally
+    from pipeline.testing.simulator.plan import Plan
+    from pipeline.testing.simulator.simulation import Outcome
+
+__all__ = ["register"]
+
+_SEEDS: Final = 500
+_SEED_END: Final = 10**9
+_MS_A_SECOND: Final = 1_000
+_SECONDS_A_MINUTE: Final = 60
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command to the command line."""
+    app.command(rich_help_panel=PROOF)(simulate)
+
+
+def simulate(
+    *,
+    seed: Annotated[
+        int | None, typer.Option(min=0, help="Where the seeds begin; drawn anew each time unless given.")
+    ] = None,
+    seeds: Annotated[
+        int | None, typer.Option(min=1, help="How many simulations, each of the next seed. 1 if --seed is given.")
+    ] = None,
+    for_ms: Annotated[
+        DurationMs | None,
+        typer.Option("--for", parser=read_duration, metavar="DURATION", help="Simulate so long instead."),
+    ] = None,
+    steps: Annotated[int, typer.Option(min=1, max=100_000, help="Steps of each simulation.")] = 80,
+    only: Annotated[
+        str | None, typer.Option(metavar="N,N,...", help="Only these steps of the one seed: a shrunk failure.")
+    ] = None,
+    jobs: Annotated[int | None, typer.Option(min=1, help="Processes; one for each core unless given.")] = None,
+    history: Annotated[bool, typer.Option("--history", help="Tell what happened, of a single seed.")] = False,
+    as_json: JsonFlag = False,
+) -> None:
+    """Run the production code on virtual time, with crashes, partitions and lost disks, and watch every promise.
+
+    The same seed does the same thing, everywhere. Exit code 1 if a promise was broken: the failure is printed with the
+    fewest steps that still show it, and with the command that repeats it.
+    """
+    output = Output(as_json=as_json)
+    is_single = (seed is not None and seeds is None and for_ms is None) or seeds == 1
+    if (only or history) and not is_single:
+        raise UsageError("--only and --history are for a single seed: give --seed.")
+    first = secrets.randbelow(_SEED_END) if seed is None else seed
+    if is_single:
+        _simulate_one(output, first, steps, only=only, history=history)
+    else:
+        _simulate_many(output, first, _SEEDS if seeds is None and for_ms is None else seeds, for_ms, steps, jobs)
+
+
+def _simulate_one(output: Output, seed: int, steps: int, *, only: str | None, history: bool) -> None:
+    from pipeline.testing.simulator.plan import draw_plan  # noqa: PLC0415  # slow imports stay out of --help
+    from pipeline.testing.simulator.simulation import simulate as run  # noqa: PLC0415  # the same
+
+    plan = draw_plan(seed, steps)
+    if only is not None:
+        plan = plan.only(_numbers(only, steps))
+    outcome = run(plan)
+    if history and not output.as_json:
+        for line in outcome.history:
+            output.say(line)
+    if outcome.failure is not None and only is None:
+        plan, outcome = _shrunk(output, plan, outcome)
+    output.result(outcome, _sentence(plan, outcome, steps))
+    if outcome.failure is not None:
+        raise typer.Exit(1)
+
+
+def _simulate_many(
+    output: Output, first: int, seeds: int | None, for_ms: DurationMs | None, steps: int, jobs: int | None
+) -> None:
+    from pipeline.testing.simulator.many import Tally, outcomes  # noqa: PLC0415  # slow imports stay out of --help
+    from pipeline.testing.simulator.plan import draw_plan  # noqa: PLC0415  # the same
+
+    tally, failure, began_s = Tally(), None, time.monotonic()
+    output.say(f"Seeds from {first} on, {steps} steps each.")
+    numbers: Iterable[int] = count(first) if seeds is None else range(first, first + seeds)
+    with output.working("Simulating") as on_progress:
+        until_s = None if for_ms is None else began_s + for_ms / _MS_A_SECOND
+        for outcome in outcomes(_until(numbers, until_s), steps, jobs=jobs):
+            tally.add(outcome)
+            on_progress(f"Simulating: {_progress(tally, seeds)}")
+            if outcome.failure is not None and failure is None:
+                failure = outcome
+    seconds = time.monotonic() - began_s
+    if failure is None:
+        output.result(
+            {"first_seed": first, "steps": steps, "seconds": seconds, **_figures(tally)}, _summary(tally, seconds)
+        )
+        return
+    plan, smallest = _shrunk(output, draw_plan(failure.seed, steps), failure)
+    output.result(
+        {"first_seed": first, "steps": steps, "seconds": seconds, **_figures(tally), "failure": smallest},
+        f"{_summary(tally, seconds)}\n\n{_sentence(plan, smallest, steps)}",
+    )
+    raise typer.Exit(1)
+
+
+def _until(numbers: Iterable[int], until_s: float | None) -> Iterator[int]:
+    """The seeds, as long as there is time for another."""
+    for number in numbers:
+        if until_s is not None and time.monotonic() >= until_s:
+            return
+        yield number
+
+
+def _numbers(text: str, steps: int) -> list[int]:
+    try:
+        numbers = [int(part) for part in text.split(",")]
+    except ValueError as error:
+        raise UsageError(f"--only takes numbers of steps with commas between them, not {text!r}.") from error
+    if not all(1 <= number <= steps for number in numbers):
+        raise UsageError(f"--only takes numbers from 1 to {steps}, as many steps as there are.")
+    return numbers
+
+
+def _shrunk(output: Output, plan: "Plan", outcome: "Outcome") -> tuple["Plan", "Outcome"]:
+    from pipeline.testing.simulator.shrink import shrink  # noqa: PLC0415  # slow imports stay out of --help
+
+    with output.working("Shrinking the failure") as on_progress:
+        return shrink(plan, outcome, on_try=lambda left: on_progress(f"Shrinking the failure: {left} steps left"))
+
+
+def _progress(tally: "Tally", seeds: int | None) -> str:
+    of = f" of {seeds}" if seeds is not None else ""
+    return f"{tally.simulations}{of} worlds, {tally.virtual_hours:.1f} hours, {tally.faults.total()} faults"
+
+
+def _figures(tally: "Tally") -> dict[str, object]:
+    return {
+        "simulations": tally.simulations,
+        "virtual_hours": tally.virtual_hours,
+        "events": tally.events,
+        "emissions": tally.emissions,
+        "applied": tally.applied,
+        "faults": tally.faults.total(),
+        "faults_by_kind": dict(tally.faults.most_common()),
+        "failed_seeds": tally.failed_seeds,
+    }
+
+
+def _summary(tally: "Tally", seconds: float) -> str:
+    minutes = seconds / _SECONDS_A_MINUTE
+    faults = "\n".join(f"  {number:>8,}  {kind}" for kind, number in tally.faults.most_common())
+    verdict = (
+        "No promise was broken."
+        if not tally.failed_seeds
+        else f"A promise was broken with {len(tally.failed_seeds)} seeds: {_listed(tally.failed_seeds)}."
+    )
+    return (
+        f"{tally.simulations:,} worlds, {tally.virtual_hours:.1f} simulated hours, {tally.events:,} events, "
+        f"{tally.emissions:,} emissions, {tally.applied:,} applied.\n"
+        f"{tally.faults.total():,} faults and interventions:\n{faults}\n"
+        f"One minute here is {tally.virtual_hours / minutes:.1f} simulated hours and "
+        f"{tally.faults.total() / minutes:,.0f} faults.\n{verdict}"
+    )
+
+
+def _listed(seeds: list[int]) -> str:
+    shown = ", ".join(str(seed) for seed in seeds[:10])
+    return shown if len(seeds) <= 10 else f"{shown} and {len(seeds) - 10} more"  # noqa: PLR2004  # a line's worth
+
+
+def _sentence(plan: "Plan", outcome: "Outcome", steps: int) -> str:
+    failure = outcome.failure
+    if failure is None:
+        return f"Seed {outcome.seed}: no promise was broken in {outcome.virtual_ms / _MS_A_SECOND:.0f} s."
+    where = f"after step {failure.step}" if failure.step else "when all faults had ended"
+    numbers = ",".join(str(step.number) for step in plan.steps)
+    history = "\n".join(outcome.history)
+    return (
+        f"Seed {outcome.seed}, {where}: {failure.what}\n\nThe fewest steps that show it ({len(plan.steps)}):\n{history}\n\n"
+        f"Again: duetasks simulate --seed {outcome.seed} --steps {steps} --only {numbers}"
+    )

@@ -1,0 +1,223 @@
+"""The promises, watched while a world runs: after every step what is new is judged, at the end everything.
+
+Instants of the owners are judged by the owner's own clock, as it ran; what was acknowledged first is a matter of
+virtual time, which all share. So skewed and stepped clocks excuse nothing: whatever was acknowledged before the owner
+read its clock counts.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from typing import Final
+
+import msgspec
+
+from pipeline.core.applied import AppliedTask, Outcome
+from pipeline.core.effects import DeadTask, DueTask
+from pipeline.core.events import Reason
+from pipeline.core.positions import POSITIONS_KEY, Positions
+from pipeline.core.tasks import InstantMs, Offset, TaskId, index_entry
+from pipeline.testing.memory_cluster import MemoryCluster
+from pipeline.testing.memory_consumers import PlainConsumerCodec
+from pipeline.testing.memory_group import MemoryGroup
+from pipeline.testing.memory_log import LogEntry
+from pipeline.testing.memory_timer_table import DiskTable
+from pipeline.testing.promises import applied_wrongly, check_table_is_fold, missed
+from pipeline.testing.simulator.consumers import ConsumerGroup
+from pipeline.testing.simulator.machine import Machine
+from pipeline.testing.simulator.plan import Shape
+from pipeline.testing.simulator.upstream import Upstream
+from pipeline.testing.virtual_time import VirtualClock
+
+__all__ = ["BrokenPromiseError", "Judge"]
+
+_CODEC: Final = PlainConsumerCodec()
+
+
+class BrokenPromiseError(Exception):
+    """The code under test broke a promise; the message begins with its name."""
+
+
+class Emission(msgspec.Struct, frozen=True):
+    """One record of `due-tasks`, and the process that wrote it."""
+
+    task: DueTask
+    by: str
+
+
+class Judge:
+    """Reads every topic of a world along, and remembers what must never come twice."""
+
+    def __init__(
+        self,
+        shape: Shape,
+        cluster: MemoryCluster,
+        group: MemoryGroup,
+        upstream: Upstream,
+        consumers: ConsumerGroup,
+        machines: Iterable[Machine],
+        clocks: Mapping[str, VirtualClock],
+    ) -> None:
+        self._shape = shape
+        self._cluster = cluster
+        self._group = group
+        self._upstream = upstream
+        self._consumers = consumers
+        self._machines = list(machines)
+        self._clocks = clocks
+        self._read: dict[tuple[str, int], Offset] = {}
+        self._seen: set[tuple[str, int, int, int]] = set()
+        self._tables: dict[tuple[str, int], tuple[DiskTable, bytes]] = {}
+        self._told: dict[int, Offset] = {}
+        self.emissions: list[DueTask] = []
+        self.dead: list[DeadTask] = []
+        self.applied: list[AppliedTask] = []
+        self.outputs: Counter[str] = Counter()
+        self.positions: dict[int, Positions] = {}
+
+    # -- after every step --------------------------------------------------------------------------------------------
+
+    def look(self) -> None:
+        """Judge what is new; raises `BrokenPromiseError`."""
+        for partition in range(self._shape.partitions):
+            last = self._cluster.log("task-state", partition).last_committed(POSITIONS_KEY)
+            if last is not None:
+                self.positions[partition] = _CODEC.decode_positions(last.value or b"")
+            for entry in self._new("due-tasks", partition):
+                self._judge_emission(entry)
+            self.dead += [_CODEC.decode_dead(entry.value or b"") for entry in self._new("dead-tasks", partition)]
+            self._judge_applied(partition)
+            self._judge_group_offset(partition)
+        for machine in self._machines:
+            for partition, table in machine.disk.tables.items():
+                self._judge_table(machine, partition, table)
+        self._judge_bounds()
+
+    def _new(self, topic: str, partition: int) -> list[LogEntry]:
+        log = self._cluster.log(topic, partition)
+        position = max(self._read.get((topic, partition), Offset(0)), log.start_offset)
+        entries, self._read[topic, partition] = log.read_committed(position, len(log.entries) + 1)
+        return entries
+
+    def _judge_emission(self, entry: LogEntry) -> None:
+        task = _CODEC.decode_due(entry.value or b"")
+        name = (task.task_id, task.generation, task.occurrence, task.attempt)
+        if name in self._seen:
+            raise BrokenPromiseError(f"G5: {name} was emitted twice")
+        self._seen.add(name)
+        self.emissions.append(task)
+        if task.fired_at_ms < task.due_at_ms:
+            raise BrokenPromiseError(f"G3: {name} fired at {task.fired_at_ms}, due at {task.due_at_ms}")
+        assert entry.transaction is not None, "owners write in transactions"
+        read_ms = self._clocks[entry.transaction.by].first_read_ms(task.fired_at_ms)
+        if read_ms is None:
+            raise BrokenPromiseError(f"G3: {name} fired at {task.fired_at_ms}, which its owner's clock never showed")
+        self._judge_overruling(task, read_ms)
+
+    def _judge_overruling(self, task: DueTask, read_ms: int) -> None:
+        history = self._upstream.history(TaskId(task.task_id))
+        schedule = history.by_generation.get(task.generation)
+        if schedule is None:
+            raise BrokenPromiseError(f"G5: {task.task_id} generation {task.generation} was emitted, never scheduled")
+        if task.due_at_ms != schedule.due_at_ms:
+            raise BrokenPromiseError(f"G1: {task.task_id} was due at {schedule.due_at_ms}, not at {task.due_at_ms}")
+        for other in history.overruling(schedule):
+            if other.acknowledged_at_ms < read_ms:
+                raise BrokenPromiseError(
+                    f"G4: {task.task_id} of offset {schedule.offset} was emitted although {other.event.event_id} was "
+                    f"acknowledged at {other.acknowledged_at_ms} ms, before the owner read its clock at {read_ms} ms"
+                )
+
+    def _judge_applied(self, partition: int) -> None:
+        new = [_CODEC.decode_applied(entry.value or b"") for entry in self._new("applied-tasks", partition)]
+        if new:
+            self.applied += new
+            _raise_first(applied_wrongly(self.applied, self.emissions))
+        for entry in self._new("outputs", partition):
+            name = (entry.value or b"").decode()
+            self.outputs[name] += 1
+            if self.outputs[name] > 1:
+                raise BrokenPromiseError(f"G6: the effect of {name} is there twice")
+
+    def _judge_group_offset(self, partition: int) -> None:
+        told = self._group.offsets.get(partition)
+        if told is None or told == self._told.get(partition):
+            return
+        self._told[partition] = told
+        positions = self.positions.get(partition)
+        place = positions.inputs.get("task-events") if positions is not None else None
+        if place is None or told > place.position:
+            raise BrokenPromiseError(f"G1: the group's offset {told} of {partition} is past what any table reflects")
+
+    def _judge_table(self, machine: Machine, partition: int, table: DiskTable) -> None:
+        known = self._tables.get((machine.name, partition))
+        if table.meta is None or (known is not None and known[0] is table and known[1] is table.meta):
+            return
+        self._tables[machine.name, partition] = (table, table.meta)
+        entries = sorted(index_entry(_CODEC.decode_state(value)) for value in table.rows.values())
+        if entries != table.index:
+            raise BrokenPromiseError(f"G2: the index of {partition} on {machine.name} does not agree with its rows")
+
+    def _judge_bounds(self) -> None:
+        shape = self._shape
+        records_max = 2 * (shape.batch_records_max + 2 * shape.fire_max) + 1
+        for machine in self._machines:
+            agent = machine.agent
+            if agent is not None and agent.faults.records_max > records_max:
+                raise BrokenPromiseError(f"bound: a transaction of {agent.faults.records_max} records")
+        for member in self._consumers.members:
+            if member.buffered > member.buffered_max:
+                raise BrokenPromiseError(f"bound: a consumer buffers {member.buffered} records of a partition")
+
+    # -- at the end --------------------------------------------------------------------------------------------------
+
+    def conclude(self, now_ms: InstantMs, tables: Mapping[int, DiskTable]) -> None:
+        """All is healed and time has passed: nothing may be missing. `tables` are those of the last owners."""
+        self.look()
+        self._judge_lost(now_ms)
+        self._judge_refusals()
+        if self._shape.consumers:
+            self._judge_missed_effects()
+        for partition, table in tables.items():
+            try:
+                check_table_is_fold(table, self._cluster.log("task-state", partition), _CODEC)
+            except AssertionError as error:
+                raise BrokenPromiseError(str(error)) from error
+
+    def _judge_lost(self, now_ms: InstantMs) -> None:
+        undeliverable = [
+            DueTask(
+                task_id=dead.task_id,
+                generation=dead.generation,
+                occurrence=0,
+                attempt=0,
+                emission_id="",
+                due_at_ms=InstantMs(0),
+                fired_at_ms=InstantMs(0),
+                payload=b"",
+            )
+            for dead in self.dead
+            if dead.reason is Reason.UNDELIVERABLE and dead.generation
+        ]
+        acknowledged = [sent.as_acknowledged() for sent in self._upstream.kept()]
+        _raise_first(missed([*self.emissions, *undeliverable], acknowledged, now_ms))
+
+    def _judge_refusals(self) -> None:
+        refused = Counter((dead.origin.partition, dead.origin.offset) for dead in self.dead if not dead.generation)
+        for sent in self._upstream.rubbish:
+            if sent.is_kept and not refused[sent.partition, sent.entry.offset]:
+                raise BrokenPromiseError(f"G1: rubbish at {sent.partition}@{sent.entry.offset} has no dead record")
+
+    def _judge_missed_effects(self) -> None:
+        finished = {(row.task_id, row.generation, row.occurrence): row.outcome for row in self.applied}
+        for task in self.emissions:
+            outcome = finished.get((task.task_id, task.generation, task.occurrence))
+            if outcome is None:
+                raise BrokenPromiseError(f"G6: {task.emission_id} of {task.task_id} was never applied")
+            effects = self.outputs[task.emission_id]
+            if effects != (outcome is Outcome.APPLIED):
+                raise BrokenPromiseError(f"G6: {task.emission_id} is {outcome}, with {effects} effects")
+
+
+def _raise_first(violations: Iterable[str]) -> None:
+    for violation in violations:
+        raise BrokenPromiseError(violation)
