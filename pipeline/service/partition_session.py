@@ -225,7 +225,8 @@ class PartitionSession:
         """
         if not self._is_handling() or self._clock.monotonic_ms() < self._wake_at_ms:
             return
-        if self._commit_tries == 0:
+        # A batch whose commit failed is tried again as it is; where only a position was to be committed, work goes on.
+        if self._commit_tries == 0 or not self._batch:
             self._guarded("ledger_table_failed", lambda: self._handle_batch(may_go_on))
         if self._is_handling() and (self._batch or self._is_idle_commit_due()):
             self.commit()

@@ -26,6 +26,7 @@ from pipeline.testing.memory_consumers import (
     MemoryLedgerTransactions,
     MemorySubscription,
 )
+from pipeline.testing.memory_transaction import CommitFault
 from pipeline.testing.simulated_process import SimulatedProcess
 
 if TYPE_CHECKING:
@@ -356,6 +357,22 @@ def test_lag_ends_at_zero_over_trailing_markers() -> None:
 
     assert rig.world.committed_offset(0) == rig.world.cluster.log(DUE, 0).end_offset == 4
     assert rig.consumer.counts.batches == 2
+
+
+def test_a_task_that_comes_after_a_failed_commit_of_a_mere_position_is_handled() -> None:
+    """There was nothing in hand to try again, and a queue that waited for that try would wait for ever."""
+    rig = Rig()
+    rig.world.emit(due("aborted"), commit=False)
+    rig.transactions.commits.append(CommitFault.RETRYABLE)
+    rig.consumer.open()
+    while rig.transactions.commits:
+        rig.consumer.step()
+    rig.world.emit(due("t"))
+
+    for _ in range(50):
+        rig.consumer.step()
+
+    assert rig.applied() == ["t"]
 
 
 def test_a_partition_that_waits_for_a_retry_buffers_only_so_much() -> None:
