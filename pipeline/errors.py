@@ -30,6 +30,7 @@ __all__ = [
     "EXIT_REFUSED",
     "EXIT_UNAVAILABLE",
     "EXIT_USAGE",
+    "EXIT_VIOLATED",
     "ConfigurationError",
     "CorruptStateError",
     "DataLossError",
@@ -49,6 +50,7 @@ __all__ = [
 ]
 
 EXIT_DONE: Final = 0
+EXIT_VIOLATED: Final = 1
 EXIT_USAGE: Final = 2
 EXIT_NOT_FOUND: Final = 3
 EXIT_REFUSED: Final = 4

@@ -69,10 +69,13 @@ class Histories:
 
     def emit(self, emission: Emission, *, perhaps: bool) -> None:
         """The task was emitted; `perhaps` only after the transactions that are looked at."""
-        after: list[TaskState | None] = [
-            with_emission(state, emission, retention_ms=self._retention_ms) for state in self._states
-        ]
+        after = [self._emitted(state, emission) for state in self._states]
         self._replace([*self._states, *after] if perhaps else after)
+
+    def _emitted(self, state: TaskState | None, emission: Emission) -> TaskState | None:
+        if state is not None and state.status is Status.EMITTED and state.generation == emission.task.generation:
+            return state  # a second one is a violation of its own, and the row is that of the first
+        return with_emission(state, emission, retention_ms=self._retention_ms)
 
     def end(self, stamp_ms: InstantMs, *, burials_settled: bool) -> None:
         """All events came; what the timers may have done until `stamp_ms` is still open."""

@@ -6,7 +6,8 @@ end as of after that. Every row that belongs to one of those offsets lies below 
 ends of `due-tasks` are asked for, so what the rows speak of will be read too.
 """
 
-from collections.abc import Mapping, Sequence
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing
 from typing import Final
 
@@ -21,9 +22,11 @@ from pipeline.service.audit_ports import AuditOutside, AuditRequest
 from pipeline.service.audit_reading import Progress
 from pipeline.service.recovery_ports import LogRecord
 
-__all__ = ["LedgerReading"]
+__all__ = ["READ_AT_ONCE", "LedgerReading"]
 
 GROUPS_MAX: Final = 1_000
+READ_AT_ONCE: Final = 4
+"""Partitions that are read side by side: most of the time of a small one is spent on waiting."""
 _KEY_PARTS: Final = 4
 
 
@@ -44,16 +47,24 @@ class LedgerReading:
         topic = self._request.topics.applied
         starts: dict[int, Offset] = {}
         ends: dict[int, Offset] = {}
-        for partition in partitions:
+
+        async def begin(partition: int) -> None:
             bounds = await self._outside.log.bounds(topic, partition)
             starts[partition], ends[partition] = bounds.start, bounds.stable_end
             await self._read(partition, bounds.start, bounds.stable_end)
-        committed = await self._committed(partitions, topics)
-        for partition in partitions:
+
+        async def complete(partition: int) -> None:
             bounds = await self._outside.log.bounds(topic, partition)
             await self._read(partition, ends[partition], bounds.end)
-            if starts[partition] > 0:
-                self.notes.append(f"{topic}-{partition} starts at {starts[partition]}: rows of before were deleted")
+
+        await _side_by_side(begin, partitions)
+        committed = await self._committed(partitions, topics)
+        await _side_by_side(complete, partitions)
+        self.notes += [
+            f"{topic}-{partition} starts at {start}: rows of before were deleted"
+            for partition, start in sorted(starts.items())
+            if start > 0
+        ]
         return {
             partition: LedgerView(
                 topic=topic,
@@ -130,6 +141,11 @@ class LedgerReading:
                     task_id=task_id,
                 )
             )
+
+
+async def _side_by_side(read: Callable[[int], Awaitable[None]], partitions: Sequence[int]) -> None:
+    for first in range(0, len(partitions), READ_AT_ONCE):
+        await asyncio.gather(*(read(partition) for partition in partitions[first : first + READ_AT_ONCE]))
 
 
 def _name(key: bytes | None) -> tuple[str, int, int, str] | None:

@@ -5,6 +5,7 @@ by generation. `audit_reading.py` tells why what was read is one moment of a run
 `core/audit_emissions.py` have the rules.
 """
 
+import asyncio
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -18,12 +19,13 @@ from pipeline.errors import TopicMismatchError, UsageError
 from pipeline.ports import ClusterIdentity
 from pipeline.service.audit_admission import AuditAdmission
 from pipeline.service.audit_judging import PartitionJudging
-from pipeline.service.audit_ledger import LedgerReading
+from pipeline.service.audit_ledger import READ_AT_ONCE, LedgerReading
 from pipeline.service.audit_ports import AuditOutside, AuditRequest
 from pipeline.service.audit_reading import PartitionReading, Progress
 
 if TYPE_CHECKING:
     from pipeline.core.audit_emissions import LedgerView
+    from pipeline.core.audit_view import PartitionView
 
 __all__ = ["AuditReport", "Auditor", "PromiseReport"]
 
@@ -86,30 +88,39 @@ class Auditor:
             ledgers = await ledger.read(partitions, [name for name in topics.emitted_to if name in identity.topics])
             self._records[topics.applied] += ledger.records
             self._notes += ledger.notes
-        for partition in partitions:
-            reading = PartitionReading(
-                partition, request, self._outside, identity, self._tally, on_progress=self._on_progress
-            )
-            view = await reading.read()
-            self._records.update(reading.records)
-            self._notes += [f"partition {partition}: {note}" for note in reading.notes]
-            admission = AuditAdmission(
-                self._outside.codec,
-                limits=request.limits,
-                partition=partition,
-                partition_count=identity.topics[topics.events].partition_count,
-            )
-            PartitionJudging(
-                view,
-                ledgers.get(partition),
-                topics=topics,
-                store=self._outside.facts,
-                codec=self._outside.codec,
-                admission=admission,
-                tally=self._tally,
-                on_judged=partial(self._told_judged, partition, 2 * sum(reading.records.values())),
-            ).run()
+        for first in range(0, len(partitions), READ_AT_ONCE):
+            some = partitions[first : first + READ_AT_ONCE]
+            readings = [self._reading(partition, identity) for partition in some]
+            views = await asyncio.gather(*(reading.read() for reading in readings))
+            for partition, reading, view in zip(some, readings, views, strict=True):
+                self._records.update(reading.records)
+                self._notes += [f"partition {partition}: {note}" for note in reading.notes]
+                self._judge(view, ledgers.get(partition), identity, 2 * sum(reading.records.values()))
         return self._report(at_ms, partitions)
+
+    def _reading(self, partition: int, identity: ClusterIdentity) -> PartitionReading:
+        return PartitionReading(
+            partition, self._request, self._outside, identity, self._tally, on_progress=self._on_progress
+        )
+
+    def _judge(self, view: "PartitionView", ledger: "LedgerView | None", identity: ClusterIdentity, facts: int) -> None:
+        topics, codec = self._request.topics, self._outside.codec
+        admission = AuditAdmission(
+            codec,
+            limits=self._request.limits,
+            partition=view.partition,
+            partition_count=identity.topics[topics.events].partition_count,
+        )
+        PartitionJudging(
+            view,
+            ledger,
+            topics=topics,
+            store=self._outside.facts,
+            codec=codec,
+            admission=admission,
+            tally=self._tally,
+            on_judged=partial(self._told_judged, view.partition, facts),
+        ).run()
 
     def _told_judged(self, partition: int, total: int, done: int) -> None:
         self._on_progress(f"Judging partition {partition}", done, total)
