@@ -17,6 +17,7 @@ from pipeline.cli.output import Output
 from pipeline.config import user_cache_dir
 from pipeline.core.tasks import DurationMs  # noqa: TC001  # typer reads the annotations
 from pipeline.embedded import KAFKA_VERSION
+from tests.chaos.faults import Kind
 from tests.chaos.report import rows, write_page
 from tests.chaos.run import Plan, Run
 
@@ -40,6 +41,13 @@ def chaos(
     json_file: Annotated[
         Path | None, typer.Option("--json", metavar="FILE", help="Write the figures here as JSON.")
     ] = None,
+    only: Annotated[
+        list[Kind] | None, typer.Option(help="Only this kind of fault; may be given several times.")
+    ] = None,
+    pause_ms: Annotated[
+        DurationMs,
+        typer.Option("--pause", parser=read_duration, metavar="DURATION", help="At most so long between two faults."),
+    ] = "7s",  # type: ignore[assignment]  # the same
     keep: Annotated[
         Path | None, typer.Option(metavar="FOLDER", help="Leave histories, logs and data in this folder.")
     ] = None,
@@ -52,7 +60,15 @@ def chaos(
     """
     output = Output(as_json=False)
     seed = secrets.randbelow(10**9) if seed is None else seed
-    plan = Plan.of(seed=seed, nodes=nodes, faults_s=length_ms / 1000, calm_s=calm_ms / 1000, rate=rate)
+    plan = Plan.of(
+        seed=seed,
+        nodes=nodes,
+        faults_s=length_ms / 1000,
+        calm_s=calm_ms / 1000,
+        rate=rate,
+        kinds=only or tuple(Kind),
+        pause_s=pause_ms / 1000,
+    )
     output.say(f"Seed {seed}: {len(plan.faults)} faults")
     for fault in plan.faults:
         output.say(str(fault))

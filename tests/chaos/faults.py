@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import random
 from enum import StrEnum
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import msgspec
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 
 class Kind(StrEnum):
@@ -42,7 +45,8 @@ _HOLD_S: Final[dict[Kind, tuple[float, float]]] = {
     Kind.BROKER_FROZEN: (2.0, 8.0),  # longer than the time-outs of transactions and of the broker's session
     Kind.BROKER_BOUNCED: (0.0, 1.0),
 }
-_GAP_S: Final = (0.5, 7.0)
+PAUSE_S_MAX: Final = 7.0
+_PAUSE_S_MIN: Final = 0.2
 _FIRST_AT_S: Final = 2.0
 STORM_FAULTS: Final = 4
 """How many faults begin at one instant when everything happens at once."""
@@ -65,10 +69,14 @@ class Fault(msgspec.Struct, frozen=True, kw_only=True):
         return f"{self.at_s:6.1f} s  {self.kind} ({self.victim}) for {self.hold_s:.1f} s{storm}"
 
 
-def plan_faults(seed: int, length_s: float, *, without: frozenset[Kind] = frozenset()) -> list[Fault]:
-    """Faults for a run of that length, by their instants; each kind comes once before any comes again."""
+def plan_faults(
+    seed: int, length_s: float, *, kinds: Sequence[Kind] = tuple(Kind), pause_s: float = PAUSE_S_MAX
+) -> list[Fault]:
+    """Faults for a run of that length, by their instants; each of `kinds` comes once before any comes again.
+
+    After a fault at most `pause_s` pass until the next one begins: often before all has recovered.
+    """
     rng = random.Random(seed)
-    kinds = [kind for kind in Kind if kind not in without]
     planned: list[Fault] = []
     deck: list[Kind | None] = []
     at_s = _FIRST_AT_S
@@ -82,7 +90,7 @@ def plan_faults(seed: int, length_s: float, *, without: frozenset[Kind] = frozen
         storms += drawn is None
         faults = [_fault(rng, kind, at_s, storm=storms if drawn is None else 0) for kind in group]
         planned += faults
-        at_s += max(fault.hold_s for fault in faults) + rng.uniform(*_GAP_S)
+        at_s += max(fault.hold_s for fault in faults) + rng.uniform(_PAUSE_S_MIN, max(_PAUSE_S_MIN, pause_s))
     return planned
 
 

@@ -54,6 +54,8 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     load_per_s: float
     machine: str
     faults: int
+    partitions_lost: int
+    """How often an agent noticed that a partition was another's, or could not know what became of a transaction."""
     tasks: int
     events: int
     schedules: int
@@ -95,6 +97,7 @@ def make_report(
     nodes: int,
     faults_s: int,
     load_per_s: float,
+    partitions_lost: int,
 ) -> Report:
     """Count and measure; `calm_ms` is the time of load after everything was healed."""
     outcomes = Waits(story, injected)
@@ -115,6 +118,7 @@ def make_report(
         load_per_s=load_per_s,
         machine=f"{os.cpu_count()} cores, Python {platform.python_version()}, Kafka {KAFKA_VERSION}",
         faults=len(injected),
+        partitions_lost=partitions_lost,
         tasks=len({each.event.task_id for each in story.standing}),
         events=len(story.standing),
         schedules=kinds.count("Schedule"),
@@ -223,6 +227,7 @@ def rows(report: Report) -> list[dict[str, str]]:
         row("seed", str(report.seed)),
         row("faults", report.faults),
         *(row(f"  {each.fault}", f"{each.count}, recovery {_span(each)}") for each in report.recovery),
+        row("partitions that agents had to give up and acquire again", report.partitions_lost),
         row("tasks", report.tasks),
         row("events in the log", f"{report.events:,} ({report.schedules:,} schedules, {report.cancels:,} cancels)"),
         row("sent again / unknown outcome / aborted transactions", _three(report)),

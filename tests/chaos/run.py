@@ -12,7 +12,7 @@ from pipeline.adapters.consumer_codec import AvroConsumerCodec
 from pipeline.core.applied import belongs_to
 from pipeline.service.fence import FENCE_KEY
 from tests.chaos.applier import BATCH_MAX, GROUP
-from tests.chaos.faults import Fault, Kind, plan_faults
+from tests.chaos.faults import PAUSE_S_MAX, Fault, Kind, plan_faults
 from tests.chaos.fleet import PARTITIONS, Brokers, Fleet
 from tests.chaos.history import clock_ms, read_history
 from tests.chaos.nemesis import Nemesis
@@ -46,9 +46,19 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     faults: Sequence[Fault]
 
     @classmethod
-    def of(cls, *, seed: int, nodes: int, faults_s: float, calm_s: float, rate: float) -> Plan:
+    def of(
+        cls,
+        *,
+        seed: int,
+        nodes: int,
+        faults_s: float,
+        calm_s: float,
+        rate: float,
+        kinds: Sequence[Kind] = tuple(Kind),
+        pause_s: float = PAUSE_S_MAX,
+    ) -> Plan:
         """With the faults that follow from the seed."""
-        faults = plan_faults(seed, faults_s)
+        faults = plan_faults(seed, faults_s, kinds=kinds, pause_s=pause_s)
         return cls(seed=seed, nodes=nodes, faults_s=faults_s, calm_s=calm_s, rate=rate, faults=faults)
 
 
@@ -106,6 +116,7 @@ class Run:
             nodes=plan.nodes,
             faults_s=round(plan.faults_s),
             load_per_s=plan.rate,
+            partitions_lost=sum(len(agent.logged("partition_lost")) for agent in fleet.deployment.agents),
         )
 
     def _come_to_rest(self, fleet: Fleet) -> Story:

@@ -36,7 +36,7 @@ UNANSWERED_MAX: Final = 3_000
 TRANSACTION_TIMEOUT_S: Final = 6.0
 CALL_S: Final = 10.0
 ABORTED_SHARE: Final = 0.15
-LONG_SHARE: Final = 0.1
+LONG_SHARE: Final = 0.01
 LONG_S: Final = 1.5
 
 
