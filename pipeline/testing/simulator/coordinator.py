@@ -45,6 +45,7 @@ class Coordinator:
         """A new member; with static members it takes the place of its machine's last one at once."""
         if self._static_members:
             self._members = [other for other in self._members if other.machine != member.machine]
+            self._expelled = [other for other in self._expelled if other.machine != member.machine]
         self._members.append(member)
         self._is_stale = True
 
@@ -86,9 +87,10 @@ class Coordinator:
         self._expelled = [member for member in self._expelled if member.process.alive]
         for member in list(self._expelled):
             if member.process.responds:
-                self._expelled.remove(member)
                 await self._revoke([member])
-                self.join(member)
+                if member.process.alive and member in self._expelled:
+                    self._expelled.remove(member)
+                    self.join(member)
 
     async def _rebalance(self) -> None:
         responding = [member for member in self._members if member.process.responds]

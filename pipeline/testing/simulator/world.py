@@ -145,6 +145,7 @@ class World:
         await asyncio.sleep((_QUIET_MS + 2 * HEARTBEAT_MS) / 1_000)
         await self._until("every partition has an owner that is through", self._is_caught_up)
         await self._until("everything emitted was applied", self._is_applied)
+        await self._until("every transaction has ended", self._is_decided)
         now_ms = self.clock.now_ms()
         tables = {
             partition: machine.disk.tables[partition]
@@ -208,6 +209,10 @@ class World:
         end = self.cluster.log(EVENTS, partition).end_offset
         owners = [agent for agent in self.agents if agent.is_active(partition)]
         return len(owners) == 1 and owners[0].pool.owners[partition].status.position >= end
+
+    def _is_decided(self) -> bool:
+        self.cluster.expire_transactions()
+        return all(log.last_stable_offset == log.end_offset for log in self.logs())
 
     def _is_applied(self) -> bool:
         self.judge.look()
