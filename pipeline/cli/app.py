@@ -34,6 +34,7 @@ COMMANDS: Final = (
     "rebuild_command",
     "replay_command",
     "verify_command",
+    "why_command",
     "bench_command",
     "simulate_command",
 )

@@ -18,7 +18,7 @@ from pipeline.core.audit_emissions import LedgerView
 from pipeline.core.tasks import InstantMs, Offset
 from pipeline.errors import CorruptStateError
 from pipeline.service import audit_facts as facts
-from pipeline.service.audit_ports import AuditOutside, AuditRequest
+from pipeline.service.audit_ports import AuditOutside, AuditRequest, FactStore
 from pipeline.service.audit_reading import Progress
 from pipeline.service.recovery_ports import LogRecord
 
@@ -33,9 +33,12 @@ _KEY_PARTS: Final = 4
 class LedgerReading:
     """Reads the ledger of all partitions that are asked for; `views` tells each one's, `notes` what is out of reach."""
 
-    def __init__(self, request: AuditRequest, outside: AuditOutside, tally: Tally, *, on_progress: Progress) -> None:
+    def __init__(
+        self, request: AuditRequest, outside: AuditOutside, store: FactStore, tally: Tally, *, on_progress: Progress
+    ) -> None:
         self._request = request
         self._outside = outside
+        self._store = store
         self._tally = tally
         self._on_progress = on_progress
         self._groups: set[str] = set(request.groups or ())
@@ -95,7 +98,7 @@ class LedgerReading:
                 batch: list[tuple[bytes, bytes]] = []
                 for record in chunk.records:
                     batch += self._facts(partition, record)
-                self._outside.facts.put(batch)
+                self._store.put(batch)
                 self.records += len(chunk.records)
                 self._on_progress(what, chunk.position - start, end - start)
 

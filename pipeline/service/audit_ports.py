@@ -99,5 +99,4 @@ class AuditOutside(msgspec.Struct, frozen=True, kw_only=True):
     codec: AuditCodec
     cluster: ClusterView
     log: PartitionLog
-    facts: FactStore
     group_offsets: GroupOffsets

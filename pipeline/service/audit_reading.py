@@ -36,7 +36,7 @@ from pipeline.core.tasks import InstantMs, Offset
 from pipeline.errors import CorruptStateError
 from pipeline.ports import ClusterIdentity
 from pipeline.service import audit_facts as facts
-from pipeline.service.audit_ports import AuditOutside, AuditRequest
+from pipeline.service.audit_ports import AuditOutside, AuditRequest, FactStore
 from pipeline.service.fence import FENCE_KEY
 from pipeline.service.recovery_ports import LogBounds, LogRecord
 
@@ -58,6 +58,7 @@ class PartitionReading:
         partition: int,
         request: AuditRequest,
         outside: AuditOutside,
+        store: FactStore,
         identity: ClusterIdentity,
         tally: Tally,
         *,
@@ -67,6 +68,7 @@ class PartitionReading:
         self._request = request
         self._topics = request.topics
         self._outside = outside
+        self._facts = store
         self._identity = identity
         self._tally = tally
         self._on_progress = on_progress
@@ -177,7 +179,7 @@ class PartitionReading:
                 else:
                     fact = facts.RecordFact(offset=record.offset, at_ms=record.timestamp, value=record.value)
                     batch.append((facts.row_key(self._partition, record.key), _packed(fact)))
-            self._outside.facts.put(batch)
+            self._facts.put(batch)
 
     def _decoded_positions(self, record: LogRecord) -> Positions | None:
         try:
@@ -221,7 +223,7 @@ class PartitionReading:
     async def _read_changed(self, cut: Offset) -> None:
         bounds = await self._bounds(self._topics.state)
         async for records in self._chunks(self._topics.state, Offset(max(cut, bounds.start)), bounds.stable_end):
-            self._outside.facts.put(
+            self._facts.put(
                 [
                     (facts.changed_key(self._partition, record.key), b"")
                     for record in records
@@ -242,7 +244,7 @@ class PartitionReading:
                     self._violated(Code.UNDECODABLE, self._topics.dead, record, str(error))
                 else:
                     batch += self._dead_facts(record, dead)
-            self._outside.facts.put(batch)
+            self._facts.put(batch)
 
     def _dead_facts(self, record: LogRecord, dead: DeadTask) -> list[tuple[bytes, bytes]]:
         origin = dead.origin
@@ -272,7 +274,7 @@ class PartitionReading:
             batch: list[tuple[bytes, bytes]] = []
             for record in records:
                 batch += self._due_facts(number, topic, record)
-            self._outside.facts.put(batch)
+            self._facts.put(batch)
 
     def _due_facts(self, number: int, topic: str, record: LogRecord) -> list[tuple[bytes, bytes]]:
         try:
@@ -324,7 +326,7 @@ class PartitionReading:
                 expected, before_ms = Offset(record.offset + 1), record.timestamp
                 if record.key != FENCE_KEY:
                     batch.append(self._event_fact(record, base))
-            self._outside.facts.put(batch)
+            self._facts.put(batch)
         if bounds.start > 0:
             self.notes.append(f"{self._topics.events} starts at {bounds.start}: events before that have expired")
         if whole_from > bounds.start:
@@ -351,7 +353,7 @@ class PartitionReading:
         return at, _packed(fact)
 
     def _refusal_of(self, record: LogRecord) -> facts.RefusalFact | None:
-        raw = self._outside.facts.get(facts.refusal_key(self._partition, record.offset))
+        raw = self._facts.get(facts.refusal_key(self._partition, record.offset))
         if raw is None:
             return None
         refusal = msgspec.msgpack.decode(raw, type=facts.RefusalFact)

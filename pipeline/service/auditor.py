@@ -20,7 +20,7 @@ from pipeline.ports import ClusterIdentity
 from pipeline.service.audit_admission import AuditAdmission
 from pipeline.service.audit_judging import PartitionJudging
 from pipeline.service.audit_ledger import READ_AT_ONCE, LedgerReading
-from pipeline.service.audit_ports import AuditOutside, AuditRequest
+from pipeline.service.audit_ports import AuditOutside, AuditRequest, FactStore
 from pipeline.service.audit_reading import PartitionReading, Progress
 
 if TYPE_CHECKING:
@@ -62,11 +62,14 @@ class AuditReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Auditor:
-    """One audit; `outside.facts` is its own and empty. `on_progress` hears (what, done, all)."""
+    """One audit; `facts` is its own and empty. `on_progress` hears (what, done, all)."""
 
-    def __init__(self, request: AuditRequest, outside: AuditOutside, *, on_progress: Progress) -> None:
+    def __init__(
+        self, request: AuditRequest, outside: AuditOutside, facts: FactStore, *, on_progress: Progress
+    ) -> None:
         self._request = request
         self._outside = outside
+        self._facts = facts
         self._on_progress = on_progress
         self._tally = Tally(request.findings_max)
         self._records: Counter[str] = Counter()
@@ -84,7 +87,7 @@ class Auditor:
         partitions = self._partitions(identity)
         ledgers: Mapping[int, LedgerView] = {}
         if topics.applied in identity.topics:
-            ledger = LedgerReading(request, self._outside, self._tally, on_progress=self._on_progress)
+            ledger = LedgerReading(request, self._outside, self._facts, self._tally, on_progress=self._on_progress)
             ledgers = await ledger.read(partitions, [name for name in topics.emitted_to if name in identity.topics])
             self._records[topics.applied] += ledger.records
             self._notes += ledger.notes
@@ -100,7 +103,7 @@ class Auditor:
 
     def _reading(self, partition: int, identity: ClusterIdentity) -> PartitionReading:
         return PartitionReading(
-            partition, self._request, self._outside, identity, self._tally, on_progress=self._on_progress
+            partition, self._request, self._outside, self._facts, identity, self._tally, on_progress=self._on_progress
         )
 
     def _judge(self, view: "PartitionView", ledger: "LedgerView | None", identity: ClusterIdentity, facts: int) -> None:
@@ -115,7 +118,7 @@ class Auditor:
             view,
             ledger,
             topics=topics,
-            store=self._outside.facts,
+            store=self._facts,
             codec=codec,
             admission=admission,
             tally=self._tally,

@@ -105,7 +105,6 @@ async def audit_cluster(
         codec=codec or PlainAuditCodec(),
         cluster=MemoryClusterView(cluster, SimulatedProcess("audit")),
         log=MemoryPartitionLog(cluster, chunk_records=chunk_records),
-        facts=facts or MemoryFactStore(),
         group_offsets=offsets,
     )
     request = AuditRequest(
@@ -120,4 +119,6 @@ async def audit_cluster(
         groups=groups,
         findings_max=findings_max,
     )
-    return await Auditor(request, outside, on_progress=lambda _what, _done, _all: None).run()
+    return await Auditor(
+        request, outside, facts or MemoryFactStore(), on_progress=lambda _what, _done, _all: None
+    ).run()

@@ -1,4 +1,4 @@
-"""Puts audits together: what `duetasks verify` runs."""
+"""Puts audits together: what `duetasks verify` and `duetasks why` run."""
 
 import asyncio
 from collections.abc import Callable
@@ -15,12 +15,13 @@ from pipeline.adapters.scratch_folder import scratch_folder
 from pipeline.adapters.system_clock import SystemClock
 from pipeline.config import Settings
 from pipeline.core.audit_view import NEVER
-from pipeline.core.tasks import DurationMs, InstantMs
+from pipeline.core.tasks import DurationMs, InstantMs, TaskId
 from pipeline.errors import TopicMismatchError, UsageError
 from pipeline.service.audit_ports import AuditOutside, AuditRequest, AuditTopics
 from pipeline.service.auditor import Auditor, AuditReport
+from pipeline.service.storyteller import Story, Storyteller
 
-__all__ = ["AuditChoice", "audit", "audit_topics"]
+__all__ = ["AuditChoice", "audit", "tell_story"]
 
 Progress = Callable[[str, int, int], None]
 
@@ -42,23 +43,36 @@ def audit(settings: Settings, choice: AuditChoice, *, on_progress: Progress) -> 
     Raises `TopicMismatchError` (topics missing, partition counts that differ), `UsageError`, `UnavailableError`.
     """
     request = _request(settings, choice)
-    client = settings.client_config()
     with (
         scratch_folder(settings.data_dir, "verify") as scratch,
         closing(RocksdbFactStore(scratch / "facts", memory_bytes=settings.table_memory_bytes)) as facts,
     ):
-        outside = AuditOutside(
-            clock=SystemClock(),
-            codec=AvroAuditCodec(),
-            cluster=KafkaAdmin(client),
-            log=KafkaPartitionLog(client),
-            facts=facts,
-            group_offsets=KafkaGroupOffsets(client),
-        )
-        return asyncio.run(Auditor(request, outside, on_progress=on_progress).run())
+        return asyncio.run(Auditor(request, _outside(settings), facts, on_progress=on_progress).run())
 
 
-def audit_topics(settings: Settings) -> AuditTopics:
+def tell_story(settings: Settings, task_id: TaskId, *, from_ms: InstantMs | None, on_progress: Progress) -> Story:
+    """The story of one task.
+
+    Raises `NotFoundError` if no topic knows it, `TopicMismatchError`, `UsageError`, `UnavailableError`.
+    """
+    if not task_id or not task_id.isprintable():
+        raise UsageError("A task's id is not empty and can be printed: check how your shell quotes it.")
+    request = _request(settings, AuditChoice(overdue_ms=DurationMs(0), from_ms=from_ms))
+    return asyncio.run(Storyteller(task_id, request, _outside(settings), on_progress=on_progress).tell())
+
+
+def _outside(settings: Settings) -> AuditOutside:
+    client = settings.client_config()
+    return AuditOutside(
+        clock=SystemClock(),
+        codec=AvroAuditCodec(),
+        cluster=KafkaAdmin(client),
+        log=KafkaPartitionLog(client),
+        group_offsets=KafkaGroupOffsets(client),
+    )
+
+
+def _topics(settings: Settings) -> AuditTopics:
     """The names of the topics that `settings` speak of."""
     topics = settings.topics
     return AuditTopics(
@@ -82,7 +96,7 @@ def _request(settings: Settings, choice: AuditChoice) -> AuditRequest:
     if found is None:
         raise TopicMismatchError(f"Topic {events} does not exist: there is nothing to verify.")
     return AuditRequest(
-        topics=audit_topics(settings),
+        topics=_topics(settings),
         limits=settings.limits,
         retention_ms=DurationMs(settings.retention_ms),
         overdue_ms=choice.overdue_ms,
