@@ -8,17 +8,25 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from pipeline.core.audit_view import NEVER
 from pipeline.core.events import DAY_MS, Limits
-from pipeline.core.tasks import DurationMs, InstantMs, Offset
+from pipeline.core.tasks import DurationMs, InstantMs, Offset, TaskId
 from pipeline.ports import Clock
 from pipeline.service.audit_ports import AuditCodec, AuditOutside, AuditRequest, AuditTopics, FactStore, GroupOffsets
 from pipeline.service.auditor import Auditor, AuditReport
+from pipeline.service.storyteller import Story, Storyteller
 from pipeline.testing.memory_cluster import MemoryCluster
 from pipeline.testing.memory_consumers import PlainConsumerCodec
 from pipeline.testing.memory_partition_log import MemoryPartitionLog
 from pipeline.testing.memory_readers import MemoryClusterView
 from pipeline.testing.simulated_process import SimulatedProcess
 
-__all__ = ["MEMORY_TOPICS", "MemoryFactStore", "MemoryGroupOffsets", "PlainAuditCodec", "audit_cluster"]
+__all__ = [
+    "MEMORY_TOPICS",
+    "MemoryFactStore",
+    "MemoryGroupOffsets",
+    "PlainAuditCodec",
+    "audit_cluster",
+    "story_in_cluster",
+]
 
 MEMORY_TOPICS = AuditTopics(
     events="task-events",
@@ -99,14 +107,6 @@ async def audit_cluster(
     `task-events`, give 0 if something may at any time. `group_offsets` tells how far consumer groups have read
     `due-tasks`, so that what they missed is found. Waits for open transactions, so time must be able to pass.
     """
-    offsets: GroupOffsets = MemoryGroupOffsets(group_offsets)
-    outside = AuditOutside(
-        clock=clock or cluster.clock,
-        codec=codec or PlainAuditCodec(),
-        cluster=MemoryClusterView(cluster, SimulatedProcess("audit")),
-        log=MemoryPartitionLog(cluster, chunk_records=chunk_records),
-        group_offsets=offsets,
-    )
     request = AuditRequest(
         topics=topics,
         limits=limits or Limits(),
@@ -119,6 +119,49 @@ async def audit_cluster(
         groups=groups,
         findings_max=findings_max,
     )
-    return await Auditor(
-        request, outside, facts or MemoryFactStore(), on_progress=lambda _what, _done, _all: None
-    ).run()
+    outside = _outside(
+        cluster,
+        clock or cluster.clock,
+        codec or PlainAuditCodec(),
+        MemoryGroupOffsets(group_offsets),
+        chunk_records=chunk_records,
+    )
+    return await Auditor(request, outside, facts or MemoryFactStore(), on_progress=_unheard).run()
+
+
+async def story_in_cluster(
+    cluster: MemoryCluster,
+    task_id: TaskId,
+    *,
+    topics: AuditTopics = MEMORY_TOPICS,
+    limits: Limits | None = None,
+    retention_ms: int = 7 * DAY_MS,
+    from_ms: int = 0,
+) -> Story:
+    """The story of one task, as `duetasks why` tells it; raises `NotFoundError`."""
+    request = AuditRequest(
+        topics=topics,
+        limits=limits or Limits(),
+        retention_ms=DurationMs(retention_ms),
+        overdue_ms=DurationMs(0),
+        compaction_lag_ms=NEVER,
+        from_ms=InstantMs(from_ms),
+    )
+    outside = _outside(cluster, cluster.clock, PlainAuditCodec(), MemoryGroupOffsets())
+    return await Storyteller(task_id, request, outside, on_progress=_unheard).tell()
+
+
+def _outside(
+    cluster: MemoryCluster, clock: Clock, codec: AuditCodec, offsets: GroupOffsets, *, chunk_records: int = 100
+) -> AuditOutside:
+    return AuditOutside(
+        clock=clock,
+        codec=codec,
+        cluster=MemoryClusterView(cluster, SimulatedProcess("audit")),
+        log=MemoryPartitionLog(cluster, chunk_records=chunk_records),
+        group_offsets=offsets,
+    )
+
+
+def _unheard(_what: str, _done: int, _total: int) -> None:
+    """Nobody watches the progress of a simulated audit."""
