@@ -207,8 +207,12 @@ class World:
 
     def _is_through(self, partition: int) -> bool:
         end = self.cluster.log(EVENTS, partition).end_offset
-        owners = [agent for agent in self.agents if agent.is_active(partition)]
-        return len(owners) == 1 and owners[0].pool.owners[partition].status.position >= end
+        owners = [machine for machine in self.machines if machine.agent and machine.agent.is_active(partition)]
+        if len(owners) != 1 or owners[0].agent is None:
+            return False
+        index = owners[0].disk.tables[partition].index
+        is_firing = bool(index) and index[0].at_ms <= self.clock.now_ms()
+        return owners[0].agent.pool.owners[partition].status.position >= end and not is_firing
 
     def _is_decided(self) -> bool:
         self.cluster.expire_transactions()
