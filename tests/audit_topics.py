@@ -54,6 +54,7 @@ class HandWritten:
         self.partition_count = partition_count
         self.states: dict[str, TaskState | None] = {}
         self.position = 0
+        self.appended_at_ms = 0
         self.due_offsets: dict[str, int] = {}
 
     # -- upstream ----------------------------------------------------------------------------------------------
@@ -68,12 +69,13 @@ class HandWritten:
 
     def raw_event(self, key: bytes | None, value: bytes | None) -> int:
         """Any bytes, passed over."""
-        offset, _ = self.writer.send("task-events", key, value)
+        offset, self.appended_at_ms = self.writer.send("task-events", key, value)
         self.position = offset + 1
         return offset
 
     def _event(self, event: Event) -> int:
         offset, at_ms = self.writer.send("task-events", event.task_id.encode(), self.codec.encode_event(event))
+        self.appended_at_ms = at_ms
         origin = Origin(
             topic="task-events", partition=self.partition, offset=Offset(offset), append_at_ms=InstantMs(at_ms)
         )
@@ -120,12 +122,12 @@ class HandWritten:
         return task
 
     def dead(self, reason: Reason, origin_offset: int, key: bytes | None, **fields: Any) -> int:  # noqa: ANN401  # the record's own
-        """A record of what was set aside."""
+        """A record of what was set aside: the last event, unless told otherwise."""
         origin = Origin(
             topic=fields.pop("topic", self.writer.topic("task-events")),
             partition=self.partition,
             offset=Offset(origin_offset),
-            append_at_ms=InstantMs(fields.pop("append_at_ms", self.writer.now_ms())),
+            append_at_ms=InstantMs(fields.pop("append_at_ms", self.appended_at_ms)),
         )
         dead = DeadTask(
             reason=reason,

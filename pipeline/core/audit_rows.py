@@ -16,6 +16,7 @@ __all__ = ["RowJudge"]
 class RowJudge:
     """`row` is the task's last record in `task-state`, if it has any.
 
+    `is_emitted`: an emission of the row's generation is there.
     `has_old_events`: some were applied so long ago that dead tasks of then have expired.
     """
 
@@ -26,6 +27,7 @@ class RowJudge:
         tally: Tally,
         *,
         row: Seen | None,
+        is_emitted: bool,
         target: Callable[[str], str],
         has_old_events: bool,
     ) -> None:
@@ -34,12 +36,13 @@ class RowJudge:
         self._tally = tally
         self._row = row
         self._state = None if row is None else row.state
+        self._is_emitted = is_emitted
         self._target = target
         self._has_old_events = has_old_events
 
     # -- G1 and G2 ---------------------------------------------------------------------------------------------
 
-    def judge_waiting(self, waiting: Standing | None, *, emitted_last: int) -> None:
+    def judge_waiting(self, waiting: Standing | None) -> None:
         """The schedule that waited, or should have waited, at the moment that the rows reflect."""
         view, state = self._view, self._state
         generation = 0 if waiting is None else waiting.request.place + 1
@@ -48,7 +51,8 @@ class RowJudge:
         if (
             state is not None
             and state.status is Status.SCHEDULED
-            and state.generation not in {generation, emitted_last}
+            and state.generation != generation
+            and not self._is_emitted
             and self._row is not None
             and view.covers(self._row.at_ms)
         ):
@@ -100,13 +104,13 @@ class RowJudge:
                 f"due at {format_instant(due_at_ms)}, overdue by {(view.now_ms - due_at_ms) // 1000} s",
             )
 
-    def judge_claims(self, *, emitted_last: int, buried: Collection[int]) -> None:
+    def judge_claims(self, *, buried: Collection[int]) -> None:
         """A row that says that something was sent out: it must be there."""
         row, state, view = self._row, self._state, self._view
         if row is None or state is None or not view.covers(row.at_ms):
             return
         place, topic = state.generation - 1, self._target(state.target_topic)
-        if state.status is Status.EMITTED and state.generation != emitted_last:
+        if state.status is Status.EMITTED and not self._is_emitted:
             if view.keeps_emission_of(place, topic):
                 self._violated(
                     Code.EMISSION_MISSING,

@@ -25,7 +25,7 @@ __all__ = ["TaskAudit"]
 
 
 class TaskAudit:
-    """One task. Feed it burials first, then events and emissions by place, then `finish` with the row.
+    """One task. Feed it the row and burials first, then events and emissions by place, then `finish`.
 
     `target` names the topic that a task with a `target_topic` is emitted to.
     """
@@ -48,9 +48,14 @@ class TaskAudit:
         self._is_past = False
         self._has_events = False
         self._has_old_events = False
-        self._emitted_last = 0
+        self._row: Seen | None = None
+        self._row_is_emitted = False
 
     # -- what comes in -----------------------------------------------------------------------------------------
+
+    def row(self, row: Seen) -> None:
+        """The last record of the task in `task-state`."""
+        self._row = row
 
     def burial(self, burial: Burial, offset: Offset) -> None:
         """The task was set aside as undeliverable."""
@@ -107,19 +112,26 @@ class TaskAudit:
             if fault is not None:
                 self._violated(fault[0], topic, emission.offset, at_ms, fault[1])
             self._judge_emission(emission, topic, at_ms, standing, has_fault=fault is not None)
-        self._emitted_last = task.generation
+        state = None if self._row is None else self._row.state
+        self._row_is_emitted = self._row_is_emitted or (state is not None and state.generation == task.generation)
         if standing is not None and standing.outcome is None:
             self._requests.finish(standing, Outcome.EMITTED, task.fired_at_ms)
             self._count(Outcome.EMITTED, standing.request)
 
-    def finish(self, row: Seen | None) -> None:
-        """All came; `row` is the last record of the task in `task-state`, if there is any."""
+    def finish(self) -> None:
+        """All came."""
         self._pass()
         judge = RowJudge(
-            self._task_id, self._view, self._tally, row=row, target=self._target, has_old_events=self._has_old_events
+            self._task_id,
+            self._view,
+            self._tally,
+            row=self._row,
+            is_emitted=self._row_is_emitted,
+            target=self._target,
+            has_old_events=self._has_old_events,
         )
-        judge.judge_waiting(self._waiting, emitted_last=self._emitted_last)
-        judge.judge_claims(emitted_last=self._emitted_last, buried=self._buried.keys())
+        judge.judge_waiting(self._waiting)
+        judge.judge_claims(buried=self._buried.keys())
         self._histories.end(self._view.stamp_ms, burials_settled=self._burials_settled)
         judge.judge_fold(self._histories, self._schedule, has_events=self._has_events)
 

@@ -151,17 +151,18 @@ class _OneTask:
         self._is_stray = bool(key) and admission.is_stray(key)
         self._audit = TaskAudit(self._task_id, view, tally, target=topics.target)
         self._row: Seen | None = None
-        self._changed_later = False
 
     def take(self, rest: bytes, value: bytes) -> None:
-        """One more fact; `rest` is its key after the task's."""
+        """One more fact; `rest` is its key after the task's. The row and its mark come first."""
         kind = rest[0]
         if kind == facts.CHANGED:
-            self._changed_later = True
+            self._mark_changed()
             return
         fact = _unpacked(value, facts.RecordFact)
         if kind == facts.ROW:
             self._row = self._seen(fact)
+            if self._row is not None:
+                self._audit.row(self._row)
         elif kind == facts.BURIAL:
             self._bury(fact)
         elif rest[9] == facts.EMISSION:
@@ -169,14 +170,14 @@ class _OneTask:
         else:
             self._apply(fact)
 
+    def _mark_changed(self) -> None:
+        """There is a newer row: that the one looked for is missing proves nothing."""
+        row = self._row or Seen(state=None, offset=Offset(-1), at_ms=self._view.stamp_ms)
+        self._audit.row(msgspec.structs.replace(row, changed_later=row.state is None))
+
     def finish(self) -> None:
         """That was all of the task."""
-        row = self._row
-        if self._changed_later:
-            view = self._view
-            row = row or Seen(state=None, offset=Offset(-1), at_ms=view.stamp_ms)
-            row = msgspec.structs.replace(row, changed_later=row.state is None)
-        self._audit.finish(row)
+        self._audit.finish()
 
     def _seen(self, fact: facts.RecordFact) -> Seen | None:
         offset, at_ms = Offset(fact.offset), InstantMs(fact.at_ms)

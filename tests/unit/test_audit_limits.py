@@ -16,7 +16,7 @@ from pipeline.testing.memory_audit import MemoryFactStore
 from tests.memory_topics import HOUR_MS, MemoryTopics
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from pipeline.service.auditor import AuditReport
 
@@ -232,6 +232,50 @@ def test_a_newer_row_excuses_a_missing_one() -> None:
     assert set(missing.violations) == {"SCHEDULE_LOST", "STATE_MISSING"}
     assert excused.findings == []
     assert doubts(excused)["G7", Unprovable.CHANGED_MEANWHILE] == 1
+
+
+class _Interrupted:
+    """A clock that lets something happen when the audit reads it: once it began, before the end of `task-state`."""
+
+    def __init__(self, topics: MemoryTopics, happen: Callable[[], None]) -> None:
+        self._topics = topics
+        self._happen: Callable[[], None] | None = happen
+        self._calls = 0
+
+    def now_ms(self) -> InstantMs:
+        self._calls += 1
+        if self._calls == 2 and self._happen is not None:
+            self._happen()
+        return InstantMs(self._topics.now)
+
+    def monotonic_ms(self) -> int:
+        return self._topics.now
+
+
+def test_what_came_after_the_positions_is_not_held_against_the_rows() -> None:
+    """An audit beside a running owner sees emissions, events and rows of transactions that it does not judge yet."""
+    topics = MemoryTopics()
+    for name in ("again", "fired", "cancelled"):
+        topics.schedule(name, topics.now)
+    topics.emit("again")
+    topics.settle()
+
+    def go_on() -> None:
+        topics.emit("fired")
+        topics.cancel("cancelled")
+        topics.schedule("again", topics.now)
+        topics.schedule("new", topics.now)
+        topics.emit("again")
+        topics.emit("new")
+        topics.raw_event(b"rubbish", b"rubbish")
+        topics.row("again", topics.states["again"])
+
+    report = topics.audit(clock=_Interrupted(topics, go_on))
+
+    assert report.findings == []
+    assert any("not applied yet: 4" in note for note in report.notes)
+    assert report.outcomes["WAITING"] == 2
+    assert topics.audit().findings != [], "once settled, all of that must have its positions"
 
 
 # -- what is asked for ---------------------------------------------------------------------------------------------
