@@ -72,6 +72,7 @@ class Tenure:
         self._turns = Turns(settings.batch_records_max, settings.fire_max)
         self._targets = Targets(settings, outside.end_offsets, owned.identity)
         self._failures = 0
+        self._is_restore_proven = False
         self._written_ms = self._checked_ms = outside.clock.monotonic_ms()
         self._told_ms = self._written_ms
         self._told_position = Offset(-1)
@@ -226,6 +227,8 @@ class Tenure:
             await transaction.abort()
             raise
         committed = await transaction.commit()
+        if not self._is_restore_proven:
+            self._prove_restore(committed.last_state_offset)
         self._targets.committed(committed.last_offsets)
         meta = TableMeta(positions=positions, state_position=Offset(committed.last_state_offset + 1))
         self._owned.table.write(rows, encode_meta(meta, self._outside.codec))
@@ -234,6 +237,18 @@ class Tenure:
         self._written_ms = self._outside.clock.monotonic_ms()
         self._pass_over(work, inputs)
         self._count(work)
+
+    def _prove_restore(self, first_offset: Offset) -> None:
+        """The first own record stands where the restore ended, or the table lacks what lies between.
+
+        A deposed leader that did not know it yet may have told an end that was too low; it can't have taken our record.
+        """
+        restored = self._owned.state_position
+        if first_offset != restored:
+            raise RetryableError(
+                f"task-state goes on at {first_offset}, and was restored up to {restored}: acquiring again"
+            )
+        self._is_restore_proven = True
 
     def _produce_emissions(self, emissions: Sequence[Outgoing]) -> None:
         """Send what fired; the offsets of the first and last record on a topic prove those of all between."""

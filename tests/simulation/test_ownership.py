@@ -4,7 +4,7 @@ from collections.abc import Iterable
 
 import pytest
 
-from pipeline.core.tasks import Status, TaskId
+from pipeline.core.tasks import Offset, Status, TaskId
 from pipeline.service.owner_status import Phase
 from pipeline.testing.memory_cluster import NewRecord
 from pipeline.testing.memory_group import MemoryGroup
@@ -236,6 +236,43 @@ def test_strangers_open_transaction_in_task_state_does_not_end_the_restore_early
         await world.until(lambda: restarted.owner.status.phase is Phase.ACTIVE)
         await world.clock.advance(60_000)
 
+        assert world.emitted() == ["order-1"]
+        await world.heal_and_check()
+
+    run_virtual(main)
+
+
+def test_a_restore_that_a_deposed_leader_ended_too_early_is_done_again() -> None:
+    """It told an end below the newest rows; firing from such a table would repeat what they say has fired."""
+
+    async def main() -> None:
+        world = SimulatedWorld()
+        agent = await world.started()
+        world.schedule("order-1", due_in_ms=1_000)
+        await world.applied(agent)
+        old_end = world.cluster.log("task-state", 0).end_offset
+        for number in range(200):  # more than one fetch: what is read beyond the end by chance must not do
+            world.schedule(f"another {number}", due_in_ms=3_600_000)
+        await world.until(lambda: world.emitted() == ["order-1"], within_ms=5_000)
+        await agent.kill()
+        world.disk.lose(0)
+
+        restarted = world.agent()
+        told: list[Offset] = []
+
+        def answer(topic: str, end: Offset) -> Offset:
+            if topic != "task-state" or told:
+                return end
+            told.append(old_end)
+            return old_end
+
+        restarted.end_offsets.answer = answer
+        restarted.start()
+        await world.until(lambda: restarted.owner.status.phase is Phase.ACTIVE)
+        await world.clock.advance(60_000)
+
+        assert told == [old_end]
+        assert restarted.owner.status.acquisitions == 2
         assert world.emitted() == ["order-1"]
         await world.heal_and_check()
 
