@@ -2,7 +2,8 @@
 
 import secrets
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
+from contextlib import closing
 from itertools import count
 from typing import TYPE_CHECKING, Annotated, Final
 
@@ -49,12 +50,15 @@ def simulate(
     ] = None,
     jobs: Annotated[int | None, typer.Option(min=1, help="Processes; one for each core unless given.")] = None,
     history: Annotated[bool, typer.Option("--history", help="Tell what happened, of a single seed.")] = False,
+    shrinks: Annotated[
+        bool, typer.Option("--shrink/--no-shrink", help="Look for the fewest steps that still show a failure.")
+    ] = True,
     as_json: JsonFlag = False,
 ) -> None:
     """Run the production code on virtual time, with crashes, partitions and lost disks, and watch every promise.
 
-    The same seed does the same thing, everywhere. Exit code 1 if a promise was broken: the failure is printed with the
-    fewest steps that still show it, and with the command that repeats it.
+    The same seed does the same thing, everywhere. It ends at the first broken promise, with exit code 1: the failure is
+    printed with the fewest steps that still show it, and with the command that repeats it.
     """
     output = Output(as_json=as_json)
     is_single = (seed is not None and seeds is None and for_ms is None) or seeds == 1
@@ -62,12 +66,13 @@ def simulate(
         raise UsageError("--only and --history are for a single seed: give --seed.")
     first = secrets.randbelow(_SEED_END) if seed is None else seed
     if is_single:
-        _simulate_one(output, first, steps, only=only, history=history)
+        _simulate_one(output, first, steps, only=only, history=history, shrinks=shrinks)
     else:
-        _simulate_many(output, first, _SEEDS if seeds is None and for_ms is None else seeds, for_ms, steps, jobs)
+        seeds = _SEEDS if seeds is None and for_ms is None else seeds
+        _simulate_many(output, _Seeds(first, seeds, for_ms), steps, jobs, shrinks=shrinks)
 
 
-def _simulate_one(output: Output, seed: int, steps: int, *, only: str | None, history: bool) -> None:
+def _simulate_one(output: Output, seed: int, steps: int, *, only: str | None, history: bool, shrinks: bool) -> None:
     from pipeline.testing.simulator.plan import draw_plan  # noqa: PLC0415  # slow imports stay out of --help
     from pipeline.testing.simulator.simulation import simulate as run  # noqa: PLC0415  # the same
 
@@ -78,49 +83,58 @@ def _simulate_one(output: Output, seed: int, steps: int, *, only: str | None, hi
     if history and not output.as_json:
         for line in outcome.history:
             output.say(line)
-    if outcome.failure is not None and only is None:
+    if outcome.failure is not None and shrinks and only is None:
         plan, outcome = _shrunk(output, plan, outcome)
     output.result(outcome, _sentence(plan, outcome, steps))
     if outcome.failure is not None:
         raise typer.Exit(1)
 
 
-def _simulate_many(
-    output: Output, first: int, seeds: int | None, for_ms: DurationMs | None, steps: int, jobs: int | None
-) -> None:
+class _Seeds:
+    """Which seeds are to be run: so many from `first` on, or as many as there is time for."""
+
+    def __init__(self, first: int, seeds: int | None, for_ms: DurationMs | None) -> None:
+        self.first = first
+        self.count = seeds
+        self.began_s = time.monotonic()
+        self._until_s = None if for_ms is None else self.began_s + for_ms / _MS_A_SECOND
+
+    def __iter__(self) -> Iterator[int]:
+        numbers = count(self.first) if self.count is None else range(self.first, self.first + self.count)
+        for number in numbers:
+            if self._until_s is not None and time.monotonic() >= self._until_s:
+                return
+            yield number
+
+    def progress(self, tally: "Tally") -> str:
+        of = f" of {self.count}" if self.count is not None else ""
+        faults = tally.faults.total()
+        return f"Simulating: {tally.simulations}{of} worlds, {tally.virtual_hours:.1f} hours, {faults} faults"
+
+
+def _simulate_many(output: Output, seeds: _Seeds, steps: int, jobs: int | None, *, shrinks: bool) -> None:
     from pipeline.testing.simulator.many import Tally, outcomes  # noqa: PLC0415  # slow imports stay out of --help
     from pipeline.testing.simulator.plan import draw_plan  # noqa: PLC0415  # the same
 
-    tally, failure, began_s = Tally(), None, time.monotonic()
-    output.say(f"Seeds from {first} on, {steps} steps each.")
-    numbers: Iterable[int] = count(first) if seeds is None else range(first, first + seeds)
-    with output.working("Simulating") as on_progress:
-        until_s = None if for_ms is None else began_s + for_ms / _MS_A_SECOND
-        for outcome in outcomes(_until(numbers, until_s), steps, jobs=jobs):
+    tally, failed = Tally(), None
+    output.say(f"Seeds from {seeds.first} on, {steps} steps each.")
+    with output.working("Simulating") as on_progress, closing(outcomes(seeds, steps, jobs=jobs)) as running:
+        for outcome in running:
             tally.add(outcome)
-            on_progress(f"Simulating: {_progress(tally, seeds)}")
-            if outcome.failure is not None and failure is None:
-                failure = outcome
-    seconds = time.monotonic() - began_s
-    if failure is None:
-        output.result(
-            {"first_seed": first, "steps": steps, "seconds": seconds, **_figures(tally)}, _summary(tally, seconds)
-        )
+            on_progress(seeds.progress(tally))
+            if outcome.failure is not None:
+                failed = outcome
+                break
+    seconds = time.monotonic() - seeds.began_s
+    figures = {"first_seed": seeds.first, "steps": steps, "seconds": seconds, **_figures(tally)}
+    if failed is None:
+        output.result(figures, f"{_summary(tally, seconds)}\nNo promise was broken.")
         return
-    plan, smallest = _shrunk(output, draw_plan(failure.seed, steps), failure)
-    output.result(
-        {"first_seed": first, "steps": steps, "seconds": seconds, **_figures(tally), "failure": smallest},
-        f"{_summary(tally, seconds)}\n\n{_sentence(plan, smallest, steps)}",
-    )
+    plan = draw_plan(failed.seed, steps)
+    if shrinks:
+        plan, failed = _shrunk(output, plan, failed)
+    output.result({**figures, "failed": failed}, f"{_summary(tally, seconds)}\n\n{_sentence(plan, failed, steps)}")
     raise typer.Exit(1)
-
-
-def _until(numbers: Iterable[int], until_s: float | None) -> Iterator[int]:
-    """The seeds, as long as there is time for another."""
-    for number in numbers:
-        if until_s is not None and time.monotonic() >= until_s:
-            return
-        yield number
 
 
 def _numbers(text: str, steps: int) -> list[int]:
@@ -140,11 +154,6 @@ def _shrunk(output: Output, plan: "Plan", outcome: "Outcome") -> tuple["Plan", "
         return shrink(plan, outcome, on_try=lambda left: on_progress(f"Shrinking the failure: {left} steps left"))
 
 
-def _progress(tally: "Tally", seeds: int | None) -> str:
-    of = f" of {seeds}" if seeds is not None else ""
-    return f"{tally.simulations}{of} worlds, {tally.virtual_hours:.1f} hours, {tally.faults.total()} faults"
-
-
 def _figures(tally: "Tally") -> dict[str, object]:
     return {
         "simulations": tally.simulations,
@@ -154,30 +163,19 @@ def _figures(tally: "Tally") -> dict[str, object]:
         "applied": tally.applied,
         "faults": tally.faults.total(),
         "faults_by_kind": dict(tally.faults.most_common()),
-        "failed_seeds": tally.failed_seeds,
     }
 
 
 def _summary(tally: "Tally", seconds: float) -> str:
     minutes = seconds / _SECONDS_A_MINUTE
     faults = "\n".join(f"  {number:>8,}  {kind}" for kind, number in tally.faults.most_common())
-    verdict = (
-        "No promise was broken."
-        if not tally.failed_seeds
-        else f"A promise was broken with {len(tally.failed_seeds)} seeds: {_listed(tally.failed_seeds)}."
-    )
     return (
         f"{tally.simulations:,} worlds, {tally.virtual_hours:.1f} simulated hours, {tally.events:,} events, "
         f"{tally.emissions:,} emissions, {tally.applied:,} applied.\n"
         f"{tally.faults.total():,} faults and interventions:\n{faults}\n"
         f"One minute here is {tally.virtual_hours / minutes:.1f} simulated hours and "
-        f"{tally.faults.total() / minutes:,.0f} faults.\n{verdict}"
+        f"{tally.faults.total() / minutes:,.0f} faults."
     )
-
-
-def _listed(seeds: list[int]) -> str:
-    shown = ", ".join(str(seed) for seed in seeds[:10])
-    return shown if len(seeds) <= 10 else f"{shown} and {len(seeds) - 10} more"  # noqa: PLR2004  # a line's worth
 
 
 def _sentence(plan: "Plan", outcome: "Outcome", steps: int) -> str:
@@ -188,6 +186,6 @@ def _sentence(plan: "Plan", outcome: "Outcome", steps: int) -> str:
     numbers = ",".join(str(step.number) for step in plan.steps)
     history = "\n".join(outcome.history)
     return (
-        f"Seed {outcome.seed}, {where}: {failure.what}\n\nThe fewest steps that show it ({len(plan.steps)}):\n{history}\n\n"
+        f"Seed {outcome.seed}, {where}: {failure.what}\n\n{len(plan.steps)} steps that show it:\n{history}\n\n"
         f"Again: duetasks simulate --seed {outcome.seed} --steps {steps} --only {numbers}"
     )

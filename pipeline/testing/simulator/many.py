@@ -2,7 +2,7 @@
 
 import os
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
 from itertools import islice
 from multiprocessing import get_context
@@ -28,7 +28,6 @@ class Tally(msgspec.Struct, kw_only=True):
     emissions: int = 0
     applied: int = 0
     faults: Counter[str] = msgspec.field(default_factory=Counter)
-    failed_seeds: list[int] = msgspec.field(default_factory=list)
 
     def add(self, outcome: Outcome) -> None:
         """Count one."""
@@ -38,8 +37,6 @@ class Tally(msgspec.Struct, kw_only=True):
         self.emissions += outcome.emissions
         self.applied += outcome.applied
         self.faults.update(outcome.faults)
-        if outcome.failure is not None:
-            self.failed_seeds.append(outcome.seed)
 
     @property
     def virtual_hours(self) -> float:
@@ -47,7 +44,7 @@ class Tally(msgspec.Struct, kw_only=True):
         return self.virtual_ms / _MS_AN_HOUR
 
 
-def outcomes(seeds: Iterable[int], steps: int, *, jobs: int | None = None) -> Iterator[Outcome]:
+def outcomes(seeds: Iterable[int], steps: int, *, jobs: int | None = None) -> Generator[Outcome]:
     """The simulation of each seed, as they end; `jobs` processes (None: one for each core).
 
     Take as many as you want: seeds are drawn only as fast as they are run, and closing the iterator ends the rest.
