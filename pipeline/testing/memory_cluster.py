@@ -173,14 +173,14 @@ class MemoryCluster:
 
     async def change(self, timeout_ms: int) -> None:
         """Return after the next append or marker, or when the time is over."""
-        waiting: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        loop = asyncio.get_running_loop()
+        waiting: asyncio.Future[None] = loop.create_future()
         self._waiting.append(waiting)
+        timer = loop.call_later(timeout_ms / 1_000, _end, waiting)
         try:
-            async with asyncio.timeout(timeout_ms / 1_000):
-                await waiting
-        except TimeoutError:
-            return
+            await waiting
         finally:
+            timer.cancel()
             if waiting in self._waiting:
                 self._waiting.remove(waiting)
 
@@ -188,8 +188,7 @@ class MemoryCluster:
         """End everybody's wait for a change."""
         waiting, self._waiting = self._waiting, []
         for future in waiting:
-            if not future.done():
-                future.set_result(None)
+            _end(future)
 
     def _current(self, transactional_id: str, epoch: int) -> _Coordinated:
         if self.is_fenced(transactional_id, epoch):
@@ -248,3 +247,8 @@ class MemoryProducer:
     def abort(self) -> None:
         """Abort; raises `FencedError`."""
         self._cluster.end(self._transactional_id, self.epoch, commit=False)
+
+
+def _end(waiting: asyncio.Future[None]) -> None:
+    if not waiting.done():
+        waiting.set_result(None)

@@ -153,6 +153,7 @@ class MemoryTransaction:
         if fault is CommitFault.UNKNOWN_NOT_COMMITTED:
             raise UnknownOutcomeError("no answer to the commit (it did not happen)")
         self._producer.commit()
+        await self._process.answered()
         if fault is CommitFault.UNKNOWN_COMMITTED:
             raise UnknownOutcomeError("no answer to the commit (it did happen)")
         at_state = [

@@ -39,7 +39,8 @@ __all__ = [
 class Acknowledged(msgspec.Struct, frozen=True, kw_only=True):
     """An event that upstream was told is in: where it stands, and when the answer came, by the owner's clock.
 
-    `generation_base` is that of its topic: 0, unless `task-events` was created anew.
+    `generation_base` is that of its topic: 0, unless `task-events` was created anew. `is_refused`: it breaks a rule of
+    admission, so only its version counts.
     """
 
     event: Event
@@ -47,6 +48,7 @@ class Acknowledged(msgspec.Struct, frozen=True, kw_only=True):
     acknowledged_at_ms: InstantMs
     append_at_ms: InstantMs
     generation_base: int = 0
+    is_refused: bool = False
 
     @property
     def generation(self) -> int:
@@ -108,7 +110,9 @@ def missed(emissions: Iterable[DueTask], acknowledged: Iterable[Acknowledged], n
     emitted = {(task.task_id, task.generation) for task in emissions}
     for history in _by_task(acknowledged).values():
         for ack in history.events:
-            if not isinstance(ack.event, Schedule) or ack.due_at_ms > now_ms or history.is_repeated(ack):
+            if not isinstance(ack.event, Schedule) or ack.is_refused or ack.due_at_ms > now_ms:
+                continue
+            if history.is_repeated(ack):
                 continue
             if (ack.event.task_id, ack.generation) in emitted:
                 continue
@@ -160,7 +164,7 @@ class TaskHistory:
 
     def __init__(self, events: Sequence[Acknowledged]) -> None:
         self.events = events
-        self.by_generation = {ack.generation: ack for ack in events}
+        self.by_generation = {ack.generation: ack for ack in events if not ack.is_refused}
         self._first_generation: dict[str, int] = {}
         for ack in events:
             known = self._first_generation.get(ack.event.event_id, ack.generation)
@@ -176,6 +180,11 @@ class TaskHistory:
         for other in self.events:
             event = other.event
             if other is schedule or _is_same(schedule, other) or self.is_repeated(other):
+                continue
+            if other.is_refused:
+                # It does nothing itself, but who comes after it with a version that is not above its own is stale.
+                if mine.version and event.version >= mine.version and other.generation < schedule.generation:
+                    yield other
                 continue
             later = other.generation > schedule.generation
             if mine.version and event.version:

@@ -29,6 +29,7 @@ class SimulatedProcess:
         self.latency_ms = latency_ms
         self.alive = True
         self._crash_at: int | None = None
+        self._freeze_at: int | None = None
         self._thawed = asyncio.Event()
         self._thawed.set()
 
@@ -36,9 +37,13 @@ class SimulatedProcess:
         """Die instead of doing the effect of that number, counted from 1."""
         self._crash_at = number
 
+    def freeze_before_step(self, number: int) -> None:
+        """Stand still instead of going on to the effect of that number, counted from 1."""
+        self._freeze_at = number
+
     def spare(self) -> None:
-        """Take back `crash_before_step`."""
-        self._crash_at = None
+        """Take back `crash_before_step` and `freeze_before_step`."""
+        self._crash_at = self._freeze_at = None
 
     def kill(self) -> None:
         """SIGKILL now: whatever it tries next fails with `SimulatedCrashError`."""
@@ -66,6 +71,8 @@ class SimulatedProcess:
             self.on_step(name)
         if len(self.steps) == self._crash_at:
             self.kill()
+        elif len(self.steps) == self._freeze_at:
+            self.freeze()
         self.check()
 
     async def reach(self, name: str) -> None:

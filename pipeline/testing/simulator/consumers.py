@@ -27,15 +27,20 @@ FAILING: Final = b"its handler raises"
 _SESSION_MS: Final = 6_000
 _TICK_MS: Final = 500
 _THINK_MS: Final = 20
+_SLOW_MS: Final = 3_000
 _BATCHES: Final = BatchRules(batch_max=3, buffer_max=20, idle_commit_ms=500)
 _FETCH_MAX: Final = 10
 
 
 class _ConsumerClock:
-    """The loop's time, for code that waits by calling `advance`: here others go on meanwhile."""
+    """The loop's time, for code that waits by calling `advance`: here others go on meanwhile.
+
+    `asked_ms` is how long the last one who called it wants to wait, unless something happens.
+    """
 
     def __init__(self) -> None:
         self._clock = VirtualClock()
+        self.asked_ms = 0
 
     def now_ms(self) -> InstantMs:
         return self._clock.now_ms()
@@ -44,17 +49,19 @@ class _ConsumerClock:
         return self._clock.monotonic_ms()
 
     def advance(self, by_ms: int) -> None:
-        """Nothing: `ConsumerProcess` sleeps between its steps."""
+        """Only noted: `ConsumerProcess` sleeps between its steps."""
+        self.asked_ms = by_ms
 
 
 class ConsumerProcess:
     """One consumer: production code, one round at a time. `slow_until_ms`: it takes seconds for a round until then."""
 
-    def __init__(self, name: str, world: ConsumerGroupWorld) -> None:
+    def __init__(self, name: str, world: ConsumerGroupWorld, clock: _ConsumerClock) -> None:
         self.process = SimulatedProcess(name)
         self.transactions = MemoryLedgerTransactions(world, self.process)
         self.slow_until_ms = 0
-        self._clock = world.clock
+        self._cluster = world.cluster
+        self._clock = clock
         self._consumer = DueConsumer(
             ConsumerPorts(
                 subscription=MemorySubscription(world, self.process, fetch_max=_FETCH_MAX),
@@ -95,9 +102,13 @@ class ConsumerProcess:
             self._consumer.open()
             while True:
                 await self.process.stand()
+                self._clock.asked_ms = 0
                 self._consumer.step()
+                asked_ms = self._clock.asked_ms
                 is_slow = self._clock.monotonic_ms() < self.slow_until_ms
-                await asyncio.sleep((3_000 if is_slow else _THINK_MS) / 1_000)
+                await asyncio.sleep((_SLOW_MS if is_slow else _THINK_MS) / 1_000)
+                if asked_ms > _THINK_MS:
+                    await self._cluster.change(asked_ms - _THINK_MS)
         except SimulatedCrashError:
             self.process.kill()
 
@@ -113,8 +124,9 @@ class ConsumerGroup:
     """All members, dead or alive, and the coordinator that gives them partitions."""
 
     def __init__(self, cluster: MemoryCluster, partition_count: int) -> None:
+        self._clock = _ConsumerClock()
         self.world = ConsumerGroupWorld(
-            partition_count=partition_count, group=GROUP, cluster=cluster, clock=_ConsumerClock()
+            partition_count=partition_count, group=GROUP, cluster=cluster, clock=self._clock
         )
         self.members: list[ConsumerProcess] = []
         self._silent_ms: dict[str, int] = {}
@@ -126,7 +138,7 @@ class ConsumerGroup:
 
     def start(self, name: str) -> ConsumerProcess:
         """One more member; it gets its share of the partitions."""
-        member = ConsumerProcess(name, self.world)
+        member = ConsumerProcess(name, self.world, self._clock)
         self.members.append(member)
         member.start()
         living = self.living

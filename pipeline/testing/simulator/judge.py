@@ -13,16 +13,18 @@ import msgspec
 
 from pipeline.core.applied import AppliedTask, Outcome
 from pipeline.core.effects import DeadTask, DueTask
-from pipeline.core.events import Reason
+from pipeline.core.events import Reason, Schedule
 from pipeline.core.positions import POSITIONS_KEY, Positions
-from pipeline.core.tasks import InstantMs, Offset, TaskId, index_entry
+from pipeline.core.tasks import EVENT_HASH_BYTES, FINAL, InstantMs, Offset, TaskId, TaskState, index_entry
+from pipeline.service.task_handling import REPLAY_HEADER
 from pipeline.testing.memory_cluster import MemoryCluster
 from pipeline.testing.memory_consumers import PlainConsumerCodec
 from pipeline.testing.memory_group import MemoryGroup
 from pipeline.testing.memory_log import LogEntry
 from pipeline.testing.memory_timer_table import DiskTable
 from pipeline.testing.promises import applied_wrongly, check_table_is_fold, missed
-from pipeline.testing.simulator.consumers import ConsumerGroup
+from pipeline.testing.simulated_process import SimulatedProcess
+from pipeline.testing.simulator.consumers import GROUP, ConsumerGroup
 from pipeline.testing.simulator.machine import Machine
 from pipeline.testing.simulator.plan import Shape
 from pipeline.testing.simulator.upstream import Upstream
@@ -31,6 +33,8 @@ from pipeline.testing.virtual_time import VirtualClock
 __all__ = ["BrokenPromiseError", "Judge"]
 
 _CODEC: Final = PlainConsumerCodec()
+EVENT_MEMORY_BYTES: Final = 128
+"""What the design promises that a task's row remembers: 16 event ids, whatever the code says."""
 
 
 class BrokenPromiseError(Exception):
@@ -68,6 +72,8 @@ class Judge:
         self._seen: set[tuple[str, int, int, int]] = set()
         self._tables: dict[tuple[str, int], tuple[DiskTable, bytes]] = {}
         self._told: dict[int, Offset] = {}
+        self._claims: dict[str, tuple[int, int]] = {}
+        self._places: dict[tuple[str, int], Offset] = {}
         self.emissions: list[DueTask] = []
         self.dead: list[DeadTask] = []
         self.applied: list[AppliedTask] = []
@@ -90,6 +96,7 @@ class Judge:
         for machine in self._machines:
             for partition, table in machine.disk.tables.items():
                 self._judge_table(machine, partition, table)
+        self._judge_claims()
         self._judge_bounds()
 
     def _new(self, topic: str, partition: int) -> list[LogEntry]:
@@ -99,11 +106,14 @@ class Judge:
         return entries
 
     def _judge_emission(self, entry: LogEntry) -> None:
+        if REPLAY_HEADER in entry.headers:
+            return  # an operator's copy, for consumers to know
         task = _CODEC.decode_due(entry.value or b"")
         name = (task.task_id, task.generation, task.occurrence, task.attempt)
         if name in self._seen:
             raise BrokenPromiseError(f"G5: {name} was emitted twice")
         self._seen.add(name)
+        self._places[task.task_id, task.generation] = entry.offset
         self.emissions.append(task)
         if task.fired_at_ms < task.due_at_ms:
             raise BrokenPromiseError(f"G3: {name} fired at {task.fired_at_ms}, due at {task.due_at_ms}")
@@ -120,15 +130,28 @@ class Judge:
             raise BrokenPromiseError(f"G5: {task.task_id} generation {task.generation} was emitted, never scheduled")
         if task.due_at_ms != schedule.due_at_ms:
             raise BrokenPromiseError(f"G1: {task.task_id} was due at {schedule.due_at_ms}, not at {task.due_at_ms}")
+        if isinstance(schedule.event, Schedule) and task.payload != schedule.event.payload:
+            raise BrokenPromiseError(f"G1: {task.task_id} was emitted with the content of another: {task.payload!r}")
+        if self._must_be_known(TaskId(task.task_id)) and history.is_repeated(schedule):
+            raise BrokenPromiseError(
+                f"G5: {task.task_id} was emitted for {schedule.event.event_id}, which was sent before and only again"
+            )
         for other in history.overruling(schedule):
-            if other.acknowledged_at_ms < read_ms:
+            # What is refused stands before it in the log, so it was applied before, whoever has heard of it.
+            if other.is_refused or other.acknowledged_at_ms < read_ms:
                 raise BrokenPromiseError(
                     f"G4: {task.task_id} of offset {schedule.offset} was emitted although {other.event.event_id} was "
                     f"acknowledged at {other.acknowledged_at_ms} ms, before the owner read its clock at {read_ms} ms"
                 )
 
+    def _must_be_known(self, task_id: TaskId) -> bool:
+        """Whether every event of the task is still in its row's memory."""
+        is_short = self._upstream.records_of(task_id) * EVENT_HASH_BYTES <= EVENT_MEMORY_BYTES
+        return is_short and not self._shape.is_forgetful
+
     def _judge_applied(self, partition: int) -> None:
-        new = [_CODEC.decode_applied(entry.value or b"") for entry in self._new("applied-tasks", partition)]
+        rows = [_CODEC.decode_applied(entry.value or b"") for entry in self._new("applied-tasks", partition)]
+        new = [row for row in rows if row.group == GROUP]
         if new:
             self.applied += new
             _raise_first(applied_wrongly(self.applied, self.emissions))
@@ -153,9 +176,42 @@ class Judge:
         if table.meta is None or (known is not None and known[0] is table and known[1] is table.meta):
             return
         self._tables[machine.name, partition] = (table, table.meta)
-        entries = sorted(index_entry(_CODEC.decode_state(value)) for value in table.rows.values())
+        states = [_CODEC.decode_state(value) for value in table.rows.values()]
+        for state in states:
+            self._judge_row(state)
+        entries = sorted(index_entry(state) for state in states)
         if entries != table.index:
             raise BrokenPromiseError(f"G2: the index of {partition} on {machine.name} does not agree with its rows")
+
+    def _judge_row(self, state: TaskState) -> None:
+        if state.status not in FINAL:
+            return
+        until_ms = max(state.changed_at_ms, state.due_at_ms) + self._shape.retention_ms
+        if state.wake_at_ms < until_ms:
+            raise BrokenPromiseError(
+                f"G4: {state.task_id}, {state.status}, is forgotten at {state.wake_at_ms}, to be kept until {until_ms}"
+            )
+        place = self._places.get((state.task_id, state.generation))
+        if state.emitted_offset >= 0 and place is not None and place != state.emitted_offset:
+            raise BrokenPromiseError(
+                f"G4: {state.task_id} is said to be emitted at {state.emitted_offset}, it stands at {place}"
+            )
+
+    def _judge_claims(self) -> None:
+        """Who fences the owner before has asked the group first: a thawed zombie must not fence the right owner."""
+        for machine in self._machines:
+            if machine.agent is not None:
+                self._judge_claim(machine.agent.process, "membership.prove", "transaction.acquire")
+        for member in self._consumers.members:
+            self._judge_claim(member.process, "subscription.prove", "ledger.acquire")
+
+    def _judge_claim(self, process: SimulatedProcess, proof: str, claim: str) -> None:
+        read, ahead = self._claims.get(process.name, (0, 0))
+        for step in process.steps[read:]:
+            ahead += (step == proof) - (step == claim)
+            if ahead < 0:
+                raise BrokenPromiseError(f"G2: {process.name} fences without the group's word that it may")
+        self._claims[process.name] = (len(process.steps), ahead)
 
     def _judge_bounds(self) -> None:
         shape = self._shape

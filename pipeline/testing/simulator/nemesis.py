@@ -4,10 +4,15 @@ import random
 from collections.abc import Awaitable, Callable
 from typing import Final
 
+import msgspec
+
+from pipeline.core.applied import AppliedTask, Outcome, ledger_key
 from pipeline.core.events import Cancel, Event, Schedule
 from pipeline.core.tasks import DurationMs, InstantMs, Offset, TaskId
+from pipeline.service.task_handling import REPLAY_HEADER
 from pipeline.testing.memory_cluster import NewRecord
 from pipeline.testing.memory_transaction import CommitFault
+from pipeline.testing.simulated_process import SimulatedProcess
 from pipeline.testing.simulator.consumers import FAILING
 from pipeline.testing.simulator.machine import Machine
 from pipeline.testing.simulator.plan import Kind, Step
@@ -20,8 +25,9 @@ _DUE_IN_MS: Final = (-500, 0, 1, 20, 300, 300, 1_000, 1_500, 3_000, 8_000, 30_00
 _CLOCK_STEPS_MS: Final = (-3_000, -400, -50, 50, 400, 3_000)
 _LONG_CLOCK_STEPS_MS: Final = (-3_600_000, 3_600_000)
 _DRIFTS_PPM: Final = (-200_000, -500, 500, 200_000)
-_SKEW_MS_MAX: Final = 60_000
 _BURST: Final = 12
+_STEPS_A_VERSION: Final = 3
+"""So that now and then two events of a task have the same version."""
 
 
 class _Act:
@@ -63,12 +69,12 @@ def _event(act: _Act, *, is_cancel: bool) -> Event:
     task_id = TaskId(f"{POISON if is_poison else 'task'} {task}")
     # Some tasks are versioned: rising with the step, sometimes out of order.
     versioned = task % 3 == 1 and not shape.is_forgetful
-    version = max(1, act.number + choices.choice([-12, -1, 0, 0, 0])) if versioned else 0
+    version = max(1, act.number // _STEPS_A_VERSION + choices.choice([-4, -1, 0, 0, 0])) if versioned else 0
     event_id = f"e{act.number}"
     if is_cancel:
         return Cancel(task_id=task_id, event_id=event_id, version=version)
     due_in_ms = choices.choice(_DUE_IN_MS)
-    payload = FAILING if choices.randrange(12) == 0 else b""
+    payload = FAILING if choices.randrange(12) == 0 else event_id.encode()
     if choices.randrange(4) == 0:
         return Schedule(
             task_id=task_id, event_id=event_id, version=version, delay_ms=DurationMs(max(0, due_in_ms)), payload=payload
@@ -124,6 +130,23 @@ def _poison(act: _Act) -> None:
     act.world.upstream.send_rubbish(key, value, act.partition())
 
 
+def _refused_event(act: _Act) -> None:
+    """What breaks a rule: a target that is not on the list, or a partition that is not the task's."""
+    event = _event(act, is_cancel=False)
+    assert isinstance(event, Schedule), "no cancel was asked for"
+    partitions = act.world.shape.partitions
+    if partitions > 1 and act.chance(50):
+        # A task that nobody has heard of: in a partition where it has a row already, its key would not be looked at.
+        stray = msgspec.structs.replace(event, task_id=TaskId(f"stray {act.number}"))
+        partition = (act.world.upstream.partition_of(stray.task_id) + 1) % partitions
+        act.note(f"{describe(stray)}, in partition {partition}, where it does not belong")
+        value = act.world.codec.encode_event(stray)
+        act.world.upstream.send_rubbish(stray.task_id.encode(), value, partition)
+        return
+    act.note(f"{describe(event)}, for a topic that is not allowed")
+    act.world.upstream.send_refused(msgspec.structs.replace(event, target_topic="nowhere"))
+
+
 def _end_transaction(act: _Act) -> None:
     if act.world.upstream.has_open_transaction:
         commit = act.chance(60)
@@ -165,8 +188,18 @@ async def _restart(act: _Act) -> None:
 def _freeze(act: _Act) -> None:
     agent = act.machine().running
     if agent is not None:
-        act.note(f"{agent.process.name} is frozen")
-        agent.process.freeze()
+        _stop_signal(act, agent.process)
+
+
+def _stop_signal(act: _Act, process: SimulatedProcess) -> None:
+    """Now, or in the middle of what it will do."""
+    if act.chance(50):
+        act.note(f"{process.name} is frozen")
+        process.freeze()
+        return
+    steps = act.choices.randrange(1, 25)
+    act.note(f"{process.name} will be frozen at its {steps}th effect from now")
+    process.freeze_before_step(len(process.steps) + steps)
 
 
 def _thaw(act: _Act) -> None:
@@ -223,11 +256,46 @@ def _unavailable(act: _Act) -> None:
 
 
 def _stranger(act: _Act) -> None:
-    partition = act.partition()
-    act.note(f"a stranger's transaction stays open in task-state-{partition}")
+    topics = ["task-state", *(["applied-tasks"] if act.world.shape.consumers else [])]
+    topic, partition = act.choices.choice(topics), act.partition()
+    act.note(f"a stranger's transaction stays open in {topic}-{partition}")
     stranger = act.world.cluster.producer(f"stranger {act.number}")
     stranger.init()
-    stranger.send(NewRecord(topic="task-state", partition=partition, key=b"task 9", value=b"never seen"))
+    stranger.send(NewRecord(topic=topic, partition=partition, key=b"task 9", value=b"never seen"))
+    if topic == "applied-tasks" and act.chance(50):
+        _other_group(act, partition)
+
+
+def _other_group(act: _Act, partition: int) -> None:
+    """Another group has applied the last emissions already: its rows stand in the same ledger."""
+    world = act.world
+    for entry in world.cluster.log("due-tasks", partition).committed()[-3:]:
+        task = world.codec.decode_due(entry.value or b"")
+        row = AppliedTask(
+            group="another",
+            task_id=task.task_id,
+            generation=task.generation,
+            occurrence=task.occurrence,
+            attempt=task.attempt,
+            due_partition=partition,
+            due_offset=entry.offset,
+            applied_at_ms=world.clock.now_ms(),
+            outcome=Outcome.APPLIED,
+        )
+        world.cluster.send(
+            "applied-tasks", ledger_key("another", task), world.codec.encode_applied(row), partition=partition
+        )
+
+
+def _replay(act: _Act) -> None:
+    """An operator emits again what was emitted: who has applied it must not apply it again."""
+    world, partition = act.world, act.partition()
+    log = world.cluster.log("due-tasks", partition)
+    found = log.committed()[-20:]
+    for entry in act.choices.sample(found, min(len(found), 3)):
+        act.note(f"what stands at due-tasks-{partition}@{entry.offset} is emitted again")
+        log.append(entry.key, entry.value, at_ms=world.clock.now_ms(), headers={REPLAY_HEADER: b"by an operator"})
+    world.cluster.notify()
 
 
 def _hold_markers(act: _Act) -> None:
@@ -293,7 +361,7 @@ def _compact(act: _Act) -> None:
     act.note("compaction of task-state and of what was read of task-events")
     world.upstream.settle()
     # Tombstones outlast the longest absence of a local table; clocks may differ by as much as they do here.
-    before_ms = InstantMs(world.clock.now_ms() - shape.offline_max_ms - _SKEW_MS_MAX)
+    before_ms = InstantMs(world.clock.now_ms() - shape.offline_max_ms - shape.skew_ms)
     for partition in range(shape.partitions):
         position = world.position(partition)
         world.cluster.log("task-state", partition).compact(tombstones_before_ms=before_ms)
@@ -421,8 +489,7 @@ def _consumer_freeze(act: _Act) -> None:
     living = act.world.consumers.living
     if living:
         member = act.choices.choice(living)
-        act.note(f"{member.process.name} is frozen")
-        member.process.freeze()
+        _stop_signal(act, member.process)
 
 
 def _slow_consumer(act: _Act) -> None:
@@ -474,6 +541,8 @@ _ACTIONS: Final[dict[Kind, Callable[[_Act], Awaitable[None] | None]]] = {
     Kind.OLDER_COPY: _older_copy,
     Kind.POWER_LOSS: _power_loss,
     Kind.POISON_RECORD: _poison,
+    Kind.REFUSED_EVENT: _refused_event,
+    Kind.REPLAY: _replay,
     Kind.CONSUMER_CRASH: _consumer_crash,
     Kind.CONSUMER_FREEZE: _consumer_freeze,
     Kind.SLOW_CONSUMER: _slow_consumer,

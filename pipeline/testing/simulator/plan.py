@@ -48,6 +48,8 @@ class Kind(StrEnum):
     OLDER_COPY = "older copy of a table"
     POWER_LOSS = "power loss"
     POISON_RECORD = "poison record"
+    REFUSED_EVENT = "event that is refused"
+    REPLAY = "replay of emissions"
     CONSUMER_CRASH = "consumer crash"
     CONSUMER_FREEZE = "consumer freeze"
     SLOW_CONSUMER = "slow consumer"
@@ -70,10 +72,14 @@ _WAITS_MS: Final = (0, 0, 1, 5, 20, 50, 200, 700)
 _LONG_WAIT_MS: Final = 4_000
 _PICK_MAX: Final = 2**32
 _TROUBLE_PERCENT: Final = 35
+_SKEW_MS_MAX: Final = 60_000
 
 
 class Shape(msgspec.Struct, frozen=True, kw_only=True):
-    """The world of one simulation. With `is_forgetful`, finished tasks are forgotten while others still run."""
+    """The world of one simulation. With `is_forgetful`, finished tasks are forgotten while others still run.
+
+    `skew_ms`: how far the clocks of two machines may differ, unless they step by hours.
+    """
 
     partitions: int
     machines: int
@@ -88,6 +94,7 @@ class Shape(msgspec.Struct, frozen=True, kw_only=True):
     fetch_records: int
     retention_ms: int
     offline_max_ms: int
+    skew_ms: int
     latencies_ms: tuple[int, ...]
     nemeses: tuple[Kind, ...]
 
@@ -136,6 +143,7 @@ def _draw_shape(choices: random.Random) -> Shape:
     nemeses = tuple(kind for kind in NEMESES if _chance(choices, share))
     short_memory = _chance(choices, 25)
     long_clock_steps = Kind.CLOCK_STEP in nemeses and _chance(choices, 30)
+    has_good_clocks = not {Kind.CLOCK_STEP, Kind.CLOCK_DRIFT} & set(nemeses)
     return Shape(
         partitions=choices.choice([1, 1, 2, 3]),
         machines=choices.choice([1, 2, 2, 3]),
@@ -149,7 +157,9 @@ def _draw_shape(choices: random.Random) -> Shape:
         fire_max=choices.choice([1, 3, 20]),
         fetch_records=choices.choice([1, 3, 100]),
         retention_ms=choices.choice([1_000, 4_000]) if short_memory else 600_000,
-        offline_max_ms=choices.choice([20_000, 604_800_000]),
+        # Where all clocks agree, deletions may be cleaned away after seconds, and tables are soon too old.
+        offline_max_ms=choices.choice([3_000, 3_000, 10_000] if has_good_clocks else [20_000, 604_800_000]),
+        skew_ms=0 if has_good_clocks else _SKEW_MS_MAX,
         latencies_ms=choices.choice([(0,), (0, 0, 0, 1, 3, 20), (1, 5, 50, 200)]),
         nemeses=nemeses,
     )

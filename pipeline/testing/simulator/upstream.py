@@ -31,6 +31,7 @@ class Sent(msgspec.Struct, kw_only=True, eq=False):
     log: MemoryLog
     entry: LogEntry
     generation_base: int
+    is_refused: bool = False
     is_kept: bool | None = None
     acknowledged_at_ms: InstantMs = NEVER_MS
 
@@ -51,6 +52,7 @@ class Sent(msgspec.Struct, kw_only=True, eq=False):
             acknowledged_at_ms=self.acknowledged_at_ms,
             append_at_ms=self.entry.timestamp,
             generation_base=self.generation_base,
+            is_refused=self.is_refused,
         )
 
 
@@ -119,6 +121,11 @@ class Upstream:
         self.rubbish.append(
             Sent(event=None, partition=partition, log=log, entry=entry, generation_base=0),
         )
+
+    def send_refused(self, event: Event) -> None:
+        """A record that is an event, and breaks a rule of admission: it needs a dead record, and its version counts."""
+        self.rubbish.append(sent := self._append(event))
+        sent.is_refused = True
 
     async def idle(self) -> None:
         """Wait until everything under way was sent and answered."""
@@ -192,13 +199,17 @@ class Upstream:
         """What is in the topic, answered or not."""
         return [sent for sent in self.sent if sent.is_kept]
 
+    def records_of(self, task_id: TaskId) -> int:
+        """How often anything was sent of a task."""
+        return len(self._by_task[task_id])
+
     def history(self, task_id: TaskId) -> TaskHistory:
         """What is in the topic of one task."""
         return TaskHistory([sent.as_acknowledged() for sent in self._by_task[task_id] if sent.is_kept])
 
     def last_events(self, count: int) -> list[Event]:
         """What was sent last."""
-        return [sent.event for sent in self.sent[-count:] if sent.event is not None]
+        return [sent.event for sent in self.sent[-count:] if sent.event is not None and not sent.is_refused]
 
     def last_due_ms(self) -> int:
         """When the last of it is due."""

@@ -6,6 +6,7 @@ from typing import Final
 
 from pipeline.core.tasks import DurationMs, Offset
 from pipeline.testing.memory_cluster import MemoryCluster, NewRecord
+from pipeline.testing.memory_consumers import PlainConsumerCodec
 from pipeline.testing.memory_group import MemoryGroup
 from pipeline.testing.memory_log import MemoryLog
 from pipeline.testing.simulated_owner import SIMULATED_TOPICS, simulated_settings
@@ -39,6 +40,7 @@ class World:
         self.cluster = MemoryCluster(self.clock, transaction_timeout_ms=_TRANSACTION_TIMEOUT_MS)
         for topic in SIMULATED_TOPICS:
             self.cluster.create_topic(topic, shape.partitions)
+        self.codec = PlainConsumerCodec()
         self.group = MemoryGroup()
         self.coordinator = Coordinator(self.group, shape.partitions, static_members=shape.static_members)
         self.machines = [Machine(f"machine-{number}") for number in range(shape.machines)]
