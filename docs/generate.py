@@ -16,6 +16,7 @@ from pydantic.fields import FieldInfo
 
 from pipeline.cli.app import build_app
 from pipeline.config import Settings
+from pipeline.core.audit import PROMISES, RULES, Unprovable
 from pipeline.core.events import REASON_REMEDIES, Reason
 from pipeline.core.lifecycle import EXTERNAL, MOVES, Trigger
 from pipeline.core.tasks import Status
@@ -31,6 +32,7 @@ def pages() -> dict[Path, str]:
     return {
         reference / "settings.md": settings_page(),
         reference / "reason-codes.md": reasons_page(),
+        reference / "violation-codes.md": violations_page(),
         reference / "schemas.md": schemas_page(),
         reference / "topics.md": topics_page(),
         reference / "cli.md": cli_page(),
@@ -70,6 +72,21 @@ def reasons_page() -> str:
         "# Reason codes\n\n" + NOTE + "The `reason` of a record on `dead-tasks`, of a `REJECTED` verdict, and of a "
         "`RejectedTaskError`.\nNothing else is lost or delayed by what is set aside.\n\n"
         "| code | what happened | what to do |\n|---|---|---|\n" + "\n".join(rows) + "\n"
+    )
+
+
+def violations_page() -> str:
+    """Every violation code of the audit: the promise, what was found, what to do."""
+    rows = [
+        f"| {rule.promise} {PROMISES[rule.promise]} | `{code}` | {rule.meaning} | {rule.remedy} |"
+        for code, rule in RULES.items()
+    ]
+    reasons = [f"- {why[0].upper()}{why[1:]}." for why in Unprovable]
+    return (
+        "# Violation codes\n\n" + NOTE + "The `code` of each finding of `duetasks verify`; codes are never renamed.\n"
+        "[How to verify what happened](../how-to/verify-what-happened.md) tells how to read them.\n\n"
+        "| promise | code | what was found | what to do |\n|---|---|---|---|\n" + "\n".join(rows) + "\n\n"
+        "Why something is counted as unprovable:\n\n" + "\n".join(reasons) + "\n"
     )
 
 
@@ -142,7 +159,8 @@ def cli_page() -> str:
     """Every command with its options."""
     root = typer.main.get_command(build_app())
     parts = [
-        "# Command line\n\n" + NOTE + "Exit codes: 0 done, 2 usage, 3 not found, 4 refused, 5 unavailable.\n"
+        "# Command line\n\n" + NOTE + "Exit codes: 0 done, 1 a promise was found broken (`verify`, `demo`, `simulate`) or a bug was met, 2 usage, "
+        "3 not found, 4 refused, 5 unavailable.\n"
         "Every command takes `--json` (that of `bench` names a file).\n"
         "Durations are `30m`, `1h30m`, `2d`; instants are RFC 3339 with an offset.\n"
     ]

@@ -153,7 +153,7 @@ def _print(output: Output, report: "AuditReport") -> None:
         output.say(f"And {total - len(shown)} more; --json has up to {len(report.findings)}.")
     for code, count in report.violations.items():
         rule = next(rule for name, rule in RULES.items() if name == code)
-        output.say(f"{rule.promise} {code}, {count} times. {rule.meaning} {rule.remedy}")
+        output.say(f"{rule.promise} {code}: {count} found. {rule.meaning} {rule.remedy}")
 
 
 def _row(finding: Finding) -> dict[str, object]:

@@ -178,7 +178,7 @@ def test_false_records_are_found_where_they_stand(deployment: Deployment) -> Non
     code, out, err = duetasks(deployment, "verify", "--partition", "1")
     assert code == 1
     assert f"{deployment.topics.due}-1@" in out
-    assert "OVERRULED, 1 times." in err
+    assert "G4 OVERRULED: 1 found." in err
     code, out, _ = duetasks(deployment, "why", cancelled, "--json")
     assert (code, [one["what"] for one in json.loads(out)["chapters"]]) == (0, ["SCHEDULE", "CANCEL", "EMITTED"])
 
