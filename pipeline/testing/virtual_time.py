@@ -50,6 +50,7 @@ class _JumpingSelector(selectors.BaseSelector):
             self._advance(timeout)
         self._busy += 1
         if self._busy > _BUSY_MAX:
+            self._busy = 0  # whoever cleans up now gets as many rounds again
             raise StuckError("somebody is busy for ever: no time passes any more")
         return found
 
@@ -87,7 +88,8 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         # Rounded up: who waits 1 ms must find that 1 ms has passed.
         self._now_us += math.ceil(timeout * _MICROSECONDS)
         if self._now_us > self._until_us:
-            raise StuckError(f"the simulation passed its bound of {self._until_us // _MICROSECONDS} virtual seconds")
+            until_us, self._until_us = self._until_us, 2 * self._now_us  # whoever cleans up now gets as long again
+            raise StuckError(f"the simulation passed its bound of {until_us // _MICROSECONDS} virtual seconds")
 
 
 class _Stretch(msgspec.Struct, frozen=True, kw_only=True, gc=False):
@@ -138,9 +140,10 @@ class VirtualClock:
 
     def first_read_ms(self, reading: int) -> int | None:
         """The earliest moment (milliseconds of the loop) at which the wall clock showed `reading`; None if never."""
-        ends = [*(stretch.from_ms for stretch in self._stretches[1:]), self._loop.now_ms + 1]
+        # A stretch ends within the millisecond in which the next one begins: that one belongs to both.
+        ends = [*(stretch.from_ms for stretch in self._stretches[1:]), self._loop.now_ms]
         for stretch, end_ms in zip(self._stretches, ends, strict=True):
-            if stretch.wall_ms <= reading <= stretch.at(end_ms - 1):
+            if stretch.wall_ms <= reading <= stretch.at(end_ms):
                 return stretch.first_ms(reading)
         return None
 
