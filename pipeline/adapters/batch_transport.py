@@ -173,7 +173,12 @@ class _BatchThread(driver.AIOKafkaConsumerThread):  # type: ignore[misc]  # Faus
             coordinator = self._consumer._coordinator  # noqa: SLF001  # a static member never leaves by itself
             if coordinator is not None:
                 coordinator._group_instance_id = None  # noqa: SLF001  # the same
-        await super().on_thread_stop()
+        try:
+            await super().on_thread_stop()
+        except asyncio.CancelledError:
+            # aiokafka cancels its fetches, and one that was waiting to ask a broker again that is away lets that
+            # through (0.14, `Fetcher.close`). Without the rest of its end Faust would wait for this thread for ever.
+            await self._consumer._client.close()  # noqa: SLF001  # what aiokafka would have done next
 
     def verify_event_path(self, now: float, tp: Any) -> None:  # noqa: ANN401  # Faust's own signature
         """Faust judges progress by its own acks, which are not used here; owners report their own."""
