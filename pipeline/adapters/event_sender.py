@@ -60,7 +60,9 @@ def sender_config(client: Mapping[str, str], *, deadline_ms: int, linger_ms: int
     return {
         **client,
         "acks": "all",  # a receipt means: on all in-sync replicas
-        "enable.idempotence": True,  # a retry inside librdkafka neither doubles an event nor overtakes another
+        # A retry inside librdkafka neither doubles an event nor overtakes another; unless events timed out while a
+        # broker was away: then it begins a new epoch, and may write again what had arrived. The event_id tells.
+        "enable.idempotence": True,
         "partitioner": "murmur2_random",  # Java's; librdkafka's own default would part a cancel from its schedule
         "linger.ms": linger_ms,  # gathers events that are sent at about the same time into one request
         "compression.type": "lz4",  # cheap for both sides; events of one upstream are alike

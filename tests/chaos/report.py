@@ -13,6 +13,7 @@ import msgspec
 from pipeline.cli.bench.figures import percentile
 from pipeline.embedded import KAFKA_VERSION
 from tests.chaos.history import What
+from tests.chaos.verdict import doubled_by_client, repeated_effects
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -72,6 +73,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     applied_wrongly: int
     other: int
     repeated_effects: int
+    doubled_by_client: int
     lateness_under_faults: Lateness
     lateness_after_fault: Lateness
     lateness_when_calm: Lateness
@@ -134,7 +136,8 @@ def make_report(
         wrongly_fired=len(violations.wrongly_fired),
         applied_wrongly=len(violations.applied_wrongly),
         other=len(other),
-        repeated_effects=_repeated(story),
+        repeated_effects=repeated_effects(story),
+        doubled_by_client=doubled_by_client(story),
         lateness_under_faults=outcomes.lateness(0, calm_ms[0]),
         lateness_after_fault=outcomes.lateness(0, calm_ms[0], excused=True),
         lateness_when_calm=outcomes.lateness(*calm_ms),
@@ -211,12 +214,6 @@ def _unknown_count(story: Story) -> int:
     return sum(open_attempts.values())
 
 
-def _repeated(story: Story) -> int:
-    from tests.chaos.verdict import repeated_effects  # noqa: PLC0415  # it needs no report
-
-    return repeated_effects(story)
-
-
 def rows(report: Report) -> list[dict[str, str]]:
     """The table."""
 
@@ -240,6 +237,7 @@ def rows(report: Report) -> list[dict[str, str]]:
         row("applied twice, or out of nothing", report.applied_wrongly),
         row("anything else that should not be", report.other),
         row("effects outside of Kafka begun again (allowed)", report.repeated_effects),
+        row("events that the Kafka client wrote twice by itself (same id: no effect)", report.doubled_by_client),
         row("lateness while faults ran, p50 / p99 / max", _lateness(report.lateness_under_faults)),
         row("  counted from the end of the fault", _lateness(report.lateness_after_fault)),
         row("lateness after they stopped", _lateness(report.lateness_when_calm)),

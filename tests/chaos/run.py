@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 READY_WITHIN_S: Final = 60.0
 EMITTED_WITHIN_S: Final = 60.0
 APPLIED_WITHIN_S: Final = 60.0
-_POLL_S: Final = 0.2
 _CONSUMER_FAULTS: Final = {Kind.CONSUMER_KILLED, Kind.CONSUMER_FROZEN, Kind.LEDGER_COPY_LOST}
 _BROKER_FAULTS: Final = {Kind.BROKER_KILLED, Kind.BROKER_FROZEN, Kind.BROKER_BOUNCED}
 _BATCHES_OF_BROKER_FAULT: Final = 4
@@ -121,7 +120,7 @@ class Run:
 
     def _come_to_rest(self, fleet: Fleet) -> Story:
         """Wait until all that was asked for is out and applied, each within its bound, and read what there is."""
-        deployment = fleet.deployment
+        deployment, topics = fleet.deployment, fleet.deployment.topics
         standing = self._standing(fleet)
         due = [each.event.due_at_ms or each.append_at_ms + (each.event.delay_ms or 0) for each in _schedules(standing)]
         ended_at_ms = max([clock_ms(), *due])
@@ -129,12 +128,15 @@ class Run:
         self._demand(
             "everything due is emitted", lambda: deployment.pass_instant(ended_at_ms, within_s=EMITTED_WITHIN_S + 20)
         )
-        until_s = time.monotonic() + APPLIED_WITHIN_S
-        story = self._story(fleet, ended_at_ms)
-        while len(story.applied) < len(story.emitted) and time.monotonic() < until_s:
-            time.sleep(_POLL_S)
-            story = self._story(fleet, ended_at_ms)
-        return story
+        self._demand(
+            "everything emitted is applied",
+            lambda: deployment.until(
+                lambda: len(self._records(fleet, topics.applied)) >= len(self._records(fleet, topics.due)),
+                within_s=APPLIED_WITHIN_S,
+                what="a row for each emission",
+            ),
+        )
+        return self._story(fleet, ended_at_ms)
 
     def _story(self, fleet: Fleet, ended_at_ms: int) -> Story:
         topics = fleet.deployment.topics
