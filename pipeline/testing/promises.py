@@ -165,6 +165,7 @@ class TaskHistory:
     def __init__(self, events: Sequence[Acknowledged]) -> None:
         self.events = events
         self.by_generation = {ack.generation: ack for ack in events if not ack.is_refused}
+        self._refused = [ack for ack in events if ack.is_refused and ack.event.version]
         self._first_generation: dict[str, int] = {}
         for ack in events:
             known = self._first_generation.get(ack.event.event_id, ack.generation)
@@ -186,6 +187,8 @@ class TaskHistory:
                 if mine.version and event.version >= mine.version and other.generation < schedule.generation:
                     yield other
                 continue
+            if self._is_outdated(other):
+                continue
             later = other.generation > schedule.generation
             if mine.version and event.version:
                 newer = event.version > mine.version
@@ -194,6 +197,14 @@ class TaskHistory:
                     yield other
             elif later:
                 yield other
+
+    def _is_outdated(self, ack: Acknowledged) -> bool:
+        """Whether what was refused before it makes it stale, so that it overrules nothing."""
+        version, is_schedule = ack.event.version, isinstance(ack.event, Schedule)
+        return bool(version) and any(
+            refused.generation < ack.generation and refused.event.version >= version + (not is_schedule)
+            for refused in self._refused
+        )
 
     def forgotten_cancels(self, schedule: Acknowledged) -> Iterator[Acknowledged]:
         """Cancels sent again after `schedule` that may count as new: nothing is remembered of one that met no task.
