@@ -5,8 +5,10 @@ import time
 from collections.abc import Iterator
 from contextlib import closing
 from itertools import count
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
 
+import msgspec
 import typer
 
 from pipeline.cli.options import PROOF, JsonFlag, read_duration
@@ -50,6 +52,12 @@ def simulate(
     ] = None,
     jobs: Annotated[int | None, typer.Option(min=1, help="Processes; one for each core unless given.")] = None,
     history: Annotated[bool, typer.Option("--history", help="Tell what happened, of a single seed.")] = False,
+    plan_file: Annotated[
+        Path | None, typer.Option("--plan", metavar="FILE", help="The one simulation that --save wrote.")
+    ] = None,
+    save: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write the plan of a failure here, shrunk if it was.")
+    ] = None,
     shrinks: Annotated[
         bool, typer.Option("--shrink/--no-shrink", help="Look for the fewest steps that still show a failure.")
     ] = True,
@@ -61,32 +69,31 @@ def simulate(
     printed with the fewest steps that still show it, and with the command that repeats it.
     """
     output = Output(as_json=as_json)
-    is_single = (seed is not None and seeds is None and for_ms is None) or seeds == 1
+    is_single = plan_file is not None or seeds == 1 or (seed is not None and seeds is None and for_ms is None)
     if (only or history) and not is_single:
-        raise UsageError("--only and --history are for a single seed: give --seed.")
+        raise UsageError("--only and --history are for a single simulation: give --seed or --plan.")
     first = secrets.randbelow(_SEED_END) if seed is None else seed
     if is_single:
-        _simulate_one(output, first, steps, only=only, history=history, shrinks=shrinks)
+        plan = _plan_of(plan_file, first, steps, only)
+        _simulate_one(output, plan, history=history, shrinks=shrinks and only is None, save=save)
     else:
         seeds = _SEEDS if seeds is None and for_ms is None else seeds
-        _simulate_many(output, _Seeds(first, seeds, for_ms), steps, jobs, shrinks=shrinks)
+        _simulate_many(output, _Seeds(first, seeds, for_ms), steps, jobs, shrinks=shrinks, save=save)
 
 
-def _simulate_one(output: Output, seed: int, steps: int, *, only: str | None, history: bool, shrinks: bool) -> None:
-    from pipeline.testing.simulator.plan import draw_plan  # noqa: PLC0415  # slow imports stay out of --help
-    from pipeline.testing.simulator.simulation import simulate as run  # noqa: PLC0415  # the same
+def _simulate_one(output: Output, plan: "Plan", *, history: bool, shrinks: bool, save: Path | None) -> None:
+    from pipeline.testing.simulator.simulation import simulate as run  # noqa: PLC0415  # slow imports stay out of --help
+    from pipeline.testing.simulator.telling import tell  # noqa: PLC0415  # the same
 
-    plan = draw_plan(seed, steps)
-    if only is not None:
-        plan = plan.only(_numbers(only, steps))
     outcome = run(plan)
     if history and not output.as_json:
         for line in outcome.history:
             output.say(line)
-    if outcome.failure is not None and shrinks and only is None:
+    if outcome.failure is not None and shrinks:
         plan, outcome = _shrunk(output, plan, outcome)
-    output.result(outcome, _sentence(plan, outcome, steps))
+    output.result(outcome, tell(plan, outcome))
     if outcome.failure is not None:
+        _save(save, plan)
         raise typer.Exit(1)
 
 
@@ -112,9 +119,12 @@ class _Seeds:
         return f"Simulating: {tally.simulations}{of} worlds, {tally.virtual_hours:.1f} hours, {faults} faults"
 
 
-def _simulate_many(output: Output, seeds: _Seeds, steps: int, jobs: int | None, *, shrinks: bool) -> None:
+def _simulate_many(
+    output: Output, seeds: _Seeds, steps: int, jobs: int | None, *, shrinks: bool, save: Path | None
+) -> None:
     from pipeline.testing.simulator.many import Tally, outcomes  # noqa: PLC0415  # slow imports stay out of --help
     from pipeline.testing.simulator.plan import draw_plan  # noqa: PLC0415  # the same
+    from pipeline.testing.simulator.telling import tell  # noqa: PLC0415  # the same
 
     tally, failed = Tally(), None
     output.say(f"Seeds from {seeds.first} on, {steps} steps each.")
@@ -133,8 +143,28 @@ def _simulate_many(output: Output, seeds: _Seeds, steps: int, jobs: int | None, 
     plan = draw_plan(failed.seed, steps)
     if shrinks:
         plan, failed = _shrunk(output, plan, failed)
-    output.result({**figures, "failed": failed}, f"{_summary(tally, seconds)}\n\n{_sentence(plan, failed, steps)}")
+    output.result({**figures, "failed": failed}, f"{_summary(tally, seconds)}\n\n{tell(plan, failed)}")
+    _save(save, plan)
     raise typer.Exit(1)
+
+
+def _save(file: Path | None, plan: "Plan") -> None:
+    if file is not None:
+        file.write_bytes(msgspec.json.format(msgspec.json.encode(plan)) + b"\n")
+
+
+def _plan_of(file: Path | None, seed: int, steps: int, only: str | None) -> "Plan":
+    from pipeline.testing.simulator.plan import Plan, draw_plan  # noqa: PLC0415  # slow imports stay out of --help
+
+    if file is None:
+        plan = draw_plan(seed, steps)
+        return plan if only is None else plan.only(_numbers(only, steps))
+    try:
+        return msgspec.json.decode(file.read_bytes(), type=Plan)
+    except OSError as error:
+        raise UsageError(f"{file} can't be read: {error.strerror}.") from error
+    except msgspec.DecodeError as error:
+        raise UsageError(f"{file} is no plan of this version: {error}.") from error
 
 
 def _numbers(text: str, steps: int) -> list[int]:
@@ -175,17 +205,4 @@ def _summary(tally: "Tally", seconds: float) -> str:
         f"{tally.faults.total():,} faults and interventions:\n{faults}\n"
         f"One minute here is {tally.virtual_hours / minutes:.1f} simulated hours and "
         f"{tally.faults.total() / minutes:,.0f} faults."
-    )
-
-
-def _sentence(plan: "Plan", outcome: "Outcome", steps: int) -> str:
-    failure = outcome.failure
-    if failure is None:
-        return f"Seed {outcome.seed}: no promise was broken in {outcome.virtual_ms / _MS_A_SECOND:.0f} s."
-    where = f"after step {failure.step}" if failure.step else "when all faults had ended"
-    numbers = ",".join(str(step.number) for step in plan.steps)
-    history = "\n".join(outcome.history)
-    return (
-        f"Seed {outcome.seed}, {where}: {failure.what}\n\n{len(plan.steps)} steps that show it:\n{history}\n\n"
-        f"Again: duetasks simulate --seed {outcome.seed} --steps {steps} --only {numbers}"
     )
