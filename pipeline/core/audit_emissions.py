@@ -4,7 +4,7 @@ A generation is the place of one accepted schedule, so all of this belongs to on
 replayed copies by topic and offset, then the rows of each group by offset.
 """
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from typing import Final
 
 import msgspec
@@ -46,17 +46,12 @@ class LedgerSeen(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 class LedgerView(msgspec.Struct, frozen=True, kw_only=True):
     """The ledger of one partition: `committed` has how far each group has read each topic.
 
-    `groups`: the only ones that are judged, or None for all. `is_whole`: no row was ever removed but by compaction.
+    `is_whole`: no row was ever removed but by compaction.
     """
 
     topic: str
     committed: Mapping[tuple[str, str], Offset]
-    groups: Collection[str] | None = None
     is_whole: bool = True
-
-    def judges(self, group: str) -> bool:
-        """Whether a group is to be judged."""
-        return self.groups is None or group in self.groups
 
 
 class GenerationAudit:
@@ -104,8 +99,6 @@ class GenerationAudit:
         if seen.is_tombstone:
             self._rows.pop(name, None)
             return
-        if not self._ledger.judges(seen.group):
-            return
         if self._view.covers(seen.at_ms):
             self._tally.checked[Promise.G6] += 1
         before = self._rows.get(name)
@@ -132,7 +125,7 @@ class GenerationAudit:
             last: dict[str, DueSeen] = {due.topic: due for due in dues}
             for (group, topic), committed in self._ledger.committed.items():
                 due = last.get(topic)
-                if due is None or due.offset >= committed or not self._ledger.judges(group):
+                if due is None or due.offset >= committed:
                     continue
                 if not self._view.covers(due.at_ms):
                     continue

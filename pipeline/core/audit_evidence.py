@@ -1,5 +1,7 @@
 """What a due record must say so that firing it was right, and what it must carry."""
 
+from typing import Final
+
 from pipeline.core.audit import Code
 from pipeline.core.effects import DueTask
 from pipeline.core.events import Schedule
@@ -7,19 +9,23 @@ from pipeline.core.tasks import InstantMs
 
 __all__ = ["Fault", "content_fault", "evidence_fault"]
 
+NOWHERE: Final = -1
 Fault = tuple[Code, str]
 """A code and what is wrong, in a sentence."""
 
 
-def evidence_fault(task: DueTask, *, key: bytes | None, partition: int) -> Fault | None:
-    """None if the record's own evidence allows the emission, else the first thing that does not."""
+def evidence_fault(task: DueTask, *, key: bytes | None, partition: int, generation_base: int) -> Fault | None:
+    """None if the record's own evidence allows the emission, else the first thing that does not.
+
+    `generation_base` is above 0 if `task-events` was created anew: a schedule of before has no offset any more.
+    """
     if task.fired_at_ms < task.due_at_ms:
         return Code.EARLY, f"fired {task.due_at_ms - task.fired_at_ms} ms before it was due"
-    wrong = _contradiction(task) or _misnomer(task, key, partition)
+    wrong = _contradiction(task, generation_base) or _misnomer(task, key, partition)
     return None if wrong is None else (Code.EVIDENCE_WRONG, wrong)
 
 
-def _contradiction(task: DueTask) -> str | None:
+def _contradiction(task: DueTask, generation_base: int) -> str | None:
     if task.fence_clock_ms != task.fired_at_ms:
         return f"fired at {task.fired_at_ms}, but the fence's clock read {task.fence_clock_ms}"
     if task.applied_offset < task.fence_offset:
@@ -27,7 +33,8 @@ def _contradiction(task: DueTask) -> str | None:
             f"applied up to {task.applied_offset} only, but the fence was at {task.fence_offset}: "
             "a cancel in between would not have counted"
         )
-    if not 0 <= task.scheduled_offset < task.applied_offset:
+    is_of_before = task.scheduled_offset == NOWHERE and 0 < task.generation <= generation_base
+    if not is_of_before and not 0 <= task.scheduled_offset < task.applied_offset:
         return (
             f"its schedule at offset {task.scheduled_offset} had not been applied, only what is below "
             f"{task.applied_offset}"

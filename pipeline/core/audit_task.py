@@ -96,18 +96,18 @@ class TaskAudit:
             self._tally.checked[Promise.G1] += 1
             self._tally.outcomes[Outcome.REFUSED] += 1
 
-    def emission(self, emission: Emission, topic: str, *, key: bytes | None, at_ms: InstantMs) -> None:
-        """A record of a target topic that is no replay."""
+    def emission(self, emission: Emission, topic: str, *, place: int, key: bytes | None, at_ms: InstantMs) -> None:
+        """A record of a target topic that is no replay; the events below `place` were applied when it was made."""
         view, task = self._view, emission.task
         settled = emission.offset < view.emissions_settled.get(topic, 0)
-        if emission.position > view.applied_place:
+        if place > view.applied_place:
             self._pass()
         if not self._is_past:
-            self._histories.emit(emission, perhaps=not settled and emission.position >= view.applied_place)
+            self._histories.emit(emission, perhaps=not settled and place >= view.applied_place)
         standing = self._requests.find(task.generation - 1)
         if view.covers(at_ms):
-            fault = evidence_fault(task, key=key, partition=view.partition)
-            if fault is None and settled and emission.position > view.applied_place:
+            fault = evidence_fault(task, key=key, partition=view.partition, generation_base=view.generation_base)
+            if fault is None and settled and place > view.applied_place:
                 fault = Code.EVIDENCE_WRONG, f"applied up to {task.applied_offset}, but task-state is at {view.applied}"
             if fault is not None:
                 self._violated(fault[0], topic, emission.offset, at_ms, fault[1])

@@ -29,6 +29,8 @@ __all__ = [
     "generations",
     "given_up_key",
     "ledger_fact_key",
+    "packed",
+    "place_of",
     "refusal_key",
     "row_key",
     "task_of_key",
@@ -91,6 +93,11 @@ class LedgerFact(msgspec.Struct, frozen=True, kw_only=True, array_like=True, gc=
     is_tombstone: bool
 
 
+def packed(fact: msgspec.Struct) -> bytes:
+    """The value of a fact."""
+    return msgspec.msgpack.encode(fact)
+
+
 def tasks(partition: int) -> bytes:
     """The prefix of all facts that are judged task by task."""
     return partition.to_bytes(2, "big") + b"t"
@@ -136,6 +143,11 @@ def timeline_key(partition: int, key: bytes, place: int, kind: int, topic: int, 
         + bytes([kind, topic])
         + offset.to_bytes(8, "big")
     )
+
+
+def place_of(rest: bytes) -> int:
+    """The place of an event or emission, from what follows the task in its key."""
+    return int.from_bytes(rest[1:9], "big") - _BIAS
 
 
 def generation_prefix(partition: int, generation: int) -> bytes:

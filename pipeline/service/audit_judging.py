@@ -97,7 +97,7 @@ class PartitionJudging:
     def _judge_generations(self) -> None:
         view, ledger = self._view, self._ledger
         if ledger is None:
-            ledger = LedgerView(topic=self._topics.applied, committed={}, groups=())
+            ledger = LedgerView(topic=self._topics.applied, committed={})
         current: int | None = None
         audit: GenerationAudit | None = None
         for fact_key, value in self._scan(facts.generations(view.partition)):
@@ -166,7 +166,7 @@ class _OneTask:
         elif kind == facts.BURIAL:
             self._bury(fact)
         elif rest[9] == facts.EMISSION:
-            self._emit(fact)
+            self._emit(fact, facts.place_of(rest))
         else:
             self._apply(fact)
 
@@ -217,11 +217,13 @@ class _OneTask:
         )
         self._audit.burial(burial, Offset(fact.offset))
 
-    def _emit(self, fact: facts.RecordFact) -> None:
+    def _emit(self, fact: facts.RecordFact, place: int) -> None:
         task = self._codec.decode_due(fact.value or b"")
         name = "" if fact.topic == 0 else self._topics.emitted_to[fact.topic]
         emission = Emission(task=task, target_topic=name, offset=Offset(fact.offset))
-        self._audit.emission(emission, self._topics.emitted_to[fact.topic], key=fact.key, at_ms=InstantMs(fact.at_ms))
+        self._audit.emission(
+            emission, self._topics.emitted_to[fact.topic], place=place, key=fact.key, at_ms=InstantMs(fact.at_ms)
+        )
 
     def _apply(self, fact: facts.RecordFact) -> None:
         record = LogRecord(offset=fact.offset, timestamp=fact.at_ms, key=fact.key, value=fact.value)

@@ -18,8 +18,8 @@ from pipeline.core.audit_emissions import LedgerView
 from pipeline.core.tasks import InstantMs, Offset
 from pipeline.errors import CorruptStateError
 from pipeline.service import audit_facts as facts
+from pipeline.service.audit_log import Progress
 from pipeline.service.audit_ports import AuditOutside, AuditRequest, FactStore
-from pipeline.service.audit_reading import Progress
 from pipeline.service.recovery_ports import LogRecord
 
 __all__ = ["READ_AT_ONCE", "LedgerReading"]
@@ -74,7 +74,6 @@ class LedgerReading:
                 committed={
                     (group, name): offset for (group, name, number), offset in committed.items() if number == partition
                 },
-                groups=self._request.groups,
                 is_whole=starts[partition] == 0,
             )
             for partition in partitions

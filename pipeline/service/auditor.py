@@ -15,13 +15,14 @@ import msgspec
 
 from pipeline.core.audit import Finding, Promise, Tally
 from pipeline.core.tasks import InstantMs
-from pipeline.errors import TopicMismatchError, UsageError
+from pipeline.errors import TopicMismatchError, UnavailableError, UsageError
 from pipeline.ports import ClusterIdentity
 from pipeline.service.audit_admission import AuditAdmission
 from pipeline.service.audit_judging import PartitionJudging
 from pipeline.service.audit_ledger import READ_AT_ONCE, LedgerReading
+from pipeline.service.audit_log import Progress
 from pipeline.service.audit_ports import AuditOutside, AuditRequest, FactStore
-from pipeline.service.audit_reading import PartitionReading, Progress
+from pipeline.service.audit_reading import PartitionReading
 
 if TYPE_CHECKING:
     from pipeline.core.audit_emissions import LedgerView
@@ -95,10 +96,12 @@ class Auditor:
             some = partitions[first : first + READ_AT_ONCE]
             readings = [self._reading(partition, identity) for partition in some]
             views = await asyncio.gather(*(reading.read() for reading in readings))
+            if await self._describe() != identity:
+                raise UnavailableError("Topics were created anew or changed while they were read: verify again.")
             for partition, reading, view in zip(some, readings, views, strict=True):
-                self._records.update(reading.records)
-                self._notes += [f"partition {partition}: {note}" for note in reading.notes]
-                self._judge(view, ledgers.get(partition), identity, 2 * sum(reading.records.values()))
+                self._records.update(reading.log.records)
+                self._notes += [f"partition {partition}: {note}" for note in reading.log.notes]
+                self._judge(view, ledgers.get(partition), identity, 2 * sum(reading.log.records.values()))
         return self._report(at_ms, partitions)
 
     def _reading(self, partition: int, identity: ClusterIdentity) -> PartitionReading:
@@ -128,10 +131,15 @@ class Auditor:
     def _told_judged(self, partition: int, total: int, done: int) -> None:
         self._on_progress(f"Judging partition {partition}", done, total)
 
+    async def _describe(self) -> ClusterIdentity:
+        topics = self._request.topics
+        own = [topics.events, topics.progress, topics.state, topics.due, topics.dead, topics.applied]
+        return await self._outside.cluster.describe([*own, *topics.targets])
+
     async def _identify(self) -> ClusterIdentity:
         topics = self._request.topics
         needed = [topics.events, topics.state, topics.due, topics.dead]
-        identity = await self._outside.cluster.describe([*needed, topics.progress, topics.applied, *topics.targets])
+        identity = await self._describe()
         missing = [name for name in needed if name not in identity.topics]
         if missing:
             raise TopicMismatchError(f"Topic {', '.join(missing)} does not exist: there is nothing to verify.")

@@ -15,8 +15,8 @@ from pipeline.core.positions import POSITIONS_KEY, InputPosition
 from pipeline.core.tasks import Offset, TaskId
 from pipeline.errors import CorruptStateError
 from pipeline.ports import ClusterIdentity
+from pipeline.service.audit_log import Progress
 from pipeline.service.audit_ports import AuditOutside, AuditRequest
-from pipeline.service.audit_reading import Progress
 from pipeline.service.recovery_ports import LogRecord
 
 __all__ = ["RECORDS_MAX", "StoryReading", "StoryRecords"]

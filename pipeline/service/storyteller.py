@@ -17,8 +17,8 @@ from pipeline.core.tasks import Generation, InstantMs, Offset, TaskId, TaskState
 from pipeline.errors import CorruptStateError, NotFoundError, TopicMismatchError
 from pipeline.service.audit_admission import AuditAdmission
 from pipeline.service.audit_facts import RefusalFact
+from pipeline.service.audit_log import Progress
 from pipeline.service.audit_ports import AuditOutside, AuditRequest
-from pipeline.service.audit_reading import Progress
 from pipeline.service.recovery_ports import LogRecord
 from pipeline.service.story_reading import StoryReading, StoryRecords
 

@@ -356,15 +356,30 @@ def positions_missing(topics: MemoryTopics) -> tuple[str, int]:
     return "task-state", topics.row("x", topics.states["x"])
 
 
+def second_emission_missing(topics: MemoryTopics) -> tuple[str, int]:
+    """That an earlier generation was emitted says nothing of the one that the row speaks of."""
+    topics.schedule("x", topics.now)
+    topics.emit("x")
+    topics.schedule("x", topics.now)
+    state = topics.states["x"]
+    assert state is not None
+    topics.states["x"] = None
+    emitted = msgspec.structs.replace(state, status=Status.EMITTED, fired_at_ms=state.due_at_ms)
+    offset = topics.row("x", emitted)
+    topics.settle()
+    return "task-state", offset
+
+
 def positions_go_back(topics: MemoryTopics) -> tuple[str, int]:
     """What was applied can't be unapplied."""
     topics.schedule("x", topics.now + HOUR_MS)
     topics.settle()
     topics.position, kept = 0, topics.position
     topics.settle()
+    back = topics.cluster.log("task-state", 0).end_offset - 1
     topics.position = kept
     topics.settle()
-    return "task-state", 3
+    return "task-state", back
 
 
 def positions_beyond_the_end(topics: MemoryTopics) -> tuple[str, int]:
@@ -388,6 +403,7 @@ ONE_EACH: list[tuple[Code, Callable[[MemoryTopics], tuple[str, int]], set[Code]]
     (Code.TWO_OUTCOMES, refused_and_emitted, {Code.STATE_MISSING}),
     (Code.TWO_OUTCOMES, buried_and_emitted, set()),
     (Code.EMISSION_MISSING, emission_missing, {Code.STATE_DIFFERS}),
+    (Code.EMISSION_MISSING, second_emission_missing, {Code.STATE_DIFFERS}),
     (Code.BURIAL_MISSING, burial_missing, {Code.STATE_DIFFERS}),
     (Code.UNDECODABLE, undecodable_due, set()),
     (Code.UNDECODABLE, undecodable_dead, set()),

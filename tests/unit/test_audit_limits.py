@@ -13,6 +13,7 @@ from pipeline.core.rebuild import REPLAY_HEADER
 from pipeline.core.tasks import InstantMs, Offset
 from pipeline.errors import TopicMismatchError, UsageError
 from pipeline.testing.memory_audit import MemoryFactStore
+from pipeline.testing.memory_cluster import NewRecord
 from tests.memory_topics import HOUR_MS, MemoryTopics
 
 if TYPE_CHECKING:
@@ -276,6 +277,27 @@ def test_what_came_after_the_positions_is_not_held_against_the_rows() -> None:
     assert any("not applied yet: 4" in note for note in report.notes)
     assert report.outcomes["WAITING"] == 2
     assert topics.audit().findings != [], "once settled, all of that must have its positions"
+
+
+def test_how_long_finished_tasks_are_kept_may_have_been_set_otherwise() -> None:
+    """Rows say until when they are kept, by the setting of their time."""
+    topics = MemoryTopics()
+    topics.schedule("x", topics.now)
+    topics.emit("x")
+    topics.settle()
+
+    assert topics.audit(retention_ms=30 * DAY_MS).findings == []
+
+
+def test_an_aborted_first_transaction_needs_no_positions() -> None:
+    """An owner that was killed in its first transaction leaves a marker, and no row that counts."""
+    topics = MemoryTopics()
+    owner = topics.cluster.producer("owner")
+    owner.init()
+    owner.send(NewRecord(topic="task-state", partition=0, key=b"x", value=b"row"))
+    owner.abort()
+
+    assert topics.audit().findings == []
 
 
 # -- what is asked for ---------------------------------------------------------------------------------------------
