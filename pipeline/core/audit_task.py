@@ -221,7 +221,7 @@ class TaskAudit:
                 topic,
                 emission.offset,
                 at_ms,
-                f"offset {task.scheduled_offset} of {view.events_topic} is no schedule of this task",
+                f"offset {task.scheduled_offset} of {view.events_topic} holds no schedule of this task that could fire",
             )
         else:
             self._tally.doubt(Promise.G4, Unprovable.EVENTS_GONE)

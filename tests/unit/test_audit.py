@@ -58,6 +58,8 @@ def test_a_sound_day_is_clean_and_proved() -> None:
     assert report.is_clean
     assert all(not promise.unprovable for promise in report.promises)
     assert {promise.promise: promise.checked > 0 for promise in report.promises} == dict.fromkeys(Promise, True)
+    counted = {promise.promise: promise.checked for promise in report.promises}
+    assert counted[Promise.G3] == counted[Promise.G4] == counted[Promise.G5] == 3, "a replayed copy is no emission"
     assert report.outcomes == {
         "CANCELLED": 1,
         "DUPLICATE": 1,
@@ -257,8 +259,11 @@ def fired_though_stale(topics: MemoryTopics) -> tuple[str, int]:
     topics.cancel("x", version=5)
     kept = topics.states.pop("x")
     topics.schedule("x", topics.now, version=4)
-    offset = topics.write_due(topics.due("x"))
+    stale = topics.due("x")
     topics.states["x"] = kept
+    topics.schedule("x", topics.now, version=3)
+    position = Offset(topics.position)
+    offset = topics.write_due(msgspec.structs.replace(stale, applied_offset=position, fence_offset=position))
     topics.settle()
     return "due-tasks", offset
 

@@ -88,6 +88,17 @@ def test_verdicts_that_the_row_holds_are_told_as_given_and_others_as_derived() -
     assert [one.is_derived for one in story.chapters] == [True, True, False, False, False, False]
 
 
+def test_a_verdict_of_the_row_counts_more_than_what_is_left_tells() -> None:
+    """The newer version has expired: derived from what is left, the stale one would have been accepted."""
+    topics = MemoryTopics()
+    topics.schedule("x", topics.now + HOUR_MS, version=5)
+    topics.schedule("x", topics.now + HOUR_MS, version=4)
+    topics.settle()
+    topics.cluster.log("task-events", 0).delete_before(Offset(1))
+
+    assert [(one.verdict, one.is_derived) for one in told(topics).chapters] == [("STALE", False)]
+
+
 def test_a_request_above_the_applied_position_has_no_verdict_yet() -> None:
     """It may be waiting behind an open transaction, or its partition has no owner."""
     topics = MemoryTopics()
