@@ -217,6 +217,8 @@ class Tenure:
         raw = self._outside.codec.encode_positions(positions)
         transaction.begin()
         try:
+            if not self._is_restore_proven:
+                self._prove_restore(raw)
             self._produce_emissions(work.emissions)
             for out in work.refusals:
                 transaction.produce(out.topic, out.key, out.value)
@@ -227,8 +229,7 @@ class Tenure:
             await transaction.abort()
             raise
         committed = await transaction.commit()
-        if not self._is_restore_proven:
-            self._prove_restore(committed.last_state_offset)
+        self._is_restore_proven = True
         self._targets.committed(committed.last_offsets)
         meta = TableMeta(positions=positions, state_position=Offset(committed.last_state_offset + 1))
         self._owned.table.write(rows, encode_meta(meta, self._outside.codec))
@@ -238,17 +239,15 @@ class Tenure:
         self._pass_over(work, inputs)
         self._count(work)
 
-    def _prove_restore(self, first_offset: Offset) -> None:
-        """The first own record stands where the restore ended, or the table lacks what lies between.
+    def _prove_restore(self, positions: bytes) -> None:
+        """The first own record stands where the restore ended, or the commit fails: the table lacks what lies between.
 
         A deposed leader that did not know it yet may have told an end that was too low; it can't have taken our record.
+        Proven before the commit, for the positions that such a table knows would lead the next owner back in its input.
         """
-        restored = self._owned.state_position
-        if first_offset != restored:
-            raise RetryableError(
-                f"task-state goes on at {first_offset}, and was restored up to {restored}: acquiring again"
-            )
-        self._is_restore_proven = True
+        self._owned.transaction.produce(
+            self._settings.state_topic, POSITIONS_KEY, positions, expected=self._owned.state_position
+        )
 
     def _produce_emissions(self, emissions: Sequence[Outgoing]) -> None:
         """Send what fired; the offsets of the first and last record on a topic prove those of all between."""

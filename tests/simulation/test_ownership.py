@@ -279,6 +279,33 @@ def test_a_restore_that_a_deposed_leader_ended_too_early_is_done_again() -> None
     run_virtual(main)
 
 
+def test_a_restore_that_ended_too_early_leaves_no_trace() -> None:
+    """If it committed what it knows, the next owner would find old positions, and fire again what was read again."""
+
+    async def main() -> None:
+        world = SimulatedWorld()
+        agent = await world.started()
+        old_end = world.cluster.log("task-state", 0).end_offset
+        world.schedule("order-1", due_in_ms=1_000)
+        for number in range(200):  # more than one fetch: what is read beyond the end by chance must not do
+            world.schedule(f"another {number}", due_in_ms=3_600_000)
+        await world.until(lambda: world.emitted() == ["order-1"], within_ms=5_000)
+        await agent.kill()
+        world.disk.lose(0)
+
+        restarted = world.agent()
+        ends = [old_end]
+        restarted.end_offsets.answer = lambda topic, end: ends.pop() if topic == "task-state" and ends else end
+        restarted.start()
+        await world.until(lambda: restarted.owner.status.phase is Phase.ACTIVE)
+        await world.clock.advance(60_000)
+
+        assert world.emitted() == ["order-1"]
+        await world.heal_and_check()
+
+    run_virtual(main)
+
+
 def test_restore_waits_for_the_markers_of_the_last_owner() -> None:
     """The last commit is decided but not visible: it must be in the table before anything fires."""
 
