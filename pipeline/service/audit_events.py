@@ -3,6 +3,7 @@
 import msgspec
 
 from pipeline.core.tasks import InstantMs, Offset
+from pipeline.ports import Clock
 from pipeline.service import audit_facts as facts
 from pipeline.service.audit_log import KEY_BYTES_MAX, AuditLog
 from pipeline.service.audit_ports import AuditTopics, FactStore
@@ -32,18 +33,18 @@ class EventReading:
         self._compaction_lag_ms = compaction_lag_ms
         self._has_refusals = has_refusals
 
-    async def read(self, bounds: LogBounds, now_ms: InstantMs) -> tuple[Offset, InstantMs]:
+    async def read(self, bounds: LogBounds, clock: Clock) -> tuple[Offset, InstantMs]:
         """Keep the events; returns from which offset on none is missing, and when that one was appended.
 
         A hole is a marker, an aborted record, or what compaction removed; the latter only if it may be old enough.
         """
         whole_from, unknown_until_ms = bounds.start, InstantMs(0)
         expected, before_ms = bounds.start, 0
-        compacted_before_ms = now_ms - self._compaction_lag_ms
         async for records in self._log.chunks(self._topics.events, bounds.start, bounds.stable_end):
             batch = []
+            compacted_until_ms = clock.now_ms() - self._compaction_lag_ms
             for record in records:
-                if record.offset > expected and before_ms < compacted_before_ms:
+                if record.offset > expected and before_ms <= compacted_until_ms:
                     whole_from = Offset(record.offset)
                 if record.offset == whole_from:
                     unknown_until_ms = InstantMs(record.timestamp)
@@ -51,7 +52,8 @@ class EventReading:
                 if record.key != FENCE_KEY:
                     batch.append(self._event_fact(record))
             self._store.put(batch)
-        if bounds.stable_end > expected and before_ms < compacted_before_ms:
+        now_ms = clock.now_ms()
+        if bounds.stable_end > expected and before_ms <= now_ms - self._compaction_lag_ms:
             whole_from, unknown_until_ms = bounds.stable_end, now_ms
         # Asked once more: what expires while it is read is a hole, too.
         start = (await self._log.bounds(self._topics.events)).start

@@ -171,9 +171,9 @@ class _OneTask:
             self._apply(fact)
 
     def _mark_changed(self) -> None:
-        """There is a newer row: that the one looked for is missing proves nothing."""
+        """There is a newer row: compaction may have removed the one that is looked for."""
         row = self._row or Seen(state=None, offset=Offset(-1), at_ms=self._view.stamp_ms)
-        self._audit.row(msgspec.structs.replace(row, changed_later=row.state is None))
+        self._audit.row(msgspec.structs.replace(row, changed_later=True))
 
     def finish(self) -> None:
         """That was all of the task."""

@@ -65,8 +65,7 @@ class PartitionReading:
         topics, log, sent = self._topics, self.log, self._sent
         settled = {name: (await log.bounds(name)).stable_end for name in [*self._emitted_to, topics.dead]}
         now_ms = self._clock.now_ms()
-        state = await log.bounds(topics.state)
-        cut = await self._state.find_cut(state)
+        state, cut = await self._state.find_cut()
         await self._state.read(state, cut)
         await sent.read_dead(await log.bounds(topics.dead))
         ends = {name: await log.bounds(name) for name in self._emitted_to}
@@ -83,7 +82,7 @@ class PartitionReading:
             compaction_lag_ms=self._request.compaction_lag_ms,
             has_refusals=sent.refusals > 0,
         )
-        whole_from, unknown_until_ms = await reading.read(events, now_ms)
+        whole_from, unknown_until_ms = await reading.read(events, self._clock)
         await self._state.read_changed(cut)
         await self._read_progress()
         whole = sent.emissions_whole_from

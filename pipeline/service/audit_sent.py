@@ -87,13 +87,14 @@ class SentReading:
             self._log.notes.append(f"{topic} starts at {start}: what was there before has expired")
         return start > 0
 
-    def _place(self, task: DueTask) -> int:
-        """How far the events had been applied, counted over all creations of their topic.
+    def _latest_place(self, task: DueTask) -> int:
+        """How far the events had been applied at most, counted over all creations of their topic.
 
-        What was scheduled before the topic was created anew names no offset; it is taken to have fired since.
+        What was scheduled before the topic was created anew names no offset: when it fired the topic may have been the
+        present one. Its place on the timeline is the lowest that it may have had.
         """
-        base = self._base if task.scheduled_offset < 0 else generation_base_of(task)
-        return base + task.applied_offset
+        base = generation_base_of(task)
+        return max(0, (base if task.scheduled_offset >= 0 else max(base, self._base)) + task.applied_offset)
 
     def _due_facts(self, number: int, topic: str, record: LogRecord) -> list[tuple[bytes, bytes]]:
         try:
@@ -116,8 +117,8 @@ class SentReading:
         key = task.task_id.encode("utf-8", "surrogatepass")
         if is_copy or len(key) > KEY_BYTES_MAX:
             return found
-        place = self._place(task)
-        self.emissions_whole_from[topic] = min(self.emissions_whole_from[topic], max(0, place))
+        place = generation_base_of(task) + task.applied_offset
+        self.emissions_whole_from[topic] = min(self.emissions_whole_from[topic], self._latest_place(task))
         fact = facts.RecordFact(
             offset=record.offset, at_ms=record.timestamp, value=record.value, topic=number, key=record.key
         )

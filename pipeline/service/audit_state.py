@@ -17,6 +17,7 @@ from pipeline.service.recovery_ports import LogBounds, LogRecord
 __all__ = ["StatePlace", "StateReading"]
 
 TAIL_RECORDS: Final = 4_000
+ATTEMPTS_MAX: Final = 5
 
 
 class StatePlace(msgspec.Struct, frozen=True, kw_only=True):
@@ -39,6 +40,7 @@ class StateReading:
         self._store = store
         self._events = identity.topics[topics.events]
         self._positions: Positions | None = None
+        self._before: Positions | None = None
         self._row_first: LogRecord | None = None
 
     def place(self, events: LogBounds) -> StatePlace:
@@ -58,22 +60,46 @@ class StateReading:
             self._log.notes.append(f"events not applied yet: {events.stable_end - place.position}")
         return StatePlace(applied=place.position, generation_base=place.generation_base, stamp_ms=positions.stamp_ms)
 
-    async def find_cut(self, bounds: LogBounds) -> Offset:
-        """The offset after the last positions record that can be read; the start if there is none."""
+    async def find_cut(self) -> tuple[LogBounds, Offset]:
+        """The end of `task-state` as of now, and the offset after the last positions record below it (else the start).
+
+        Compaction may take away the record that is looked for, when there is a newer one: then the end is asked for
+        once more.
+        """
+        for _ in range(ATTEMPTS_MAX):
+            bounds = await self._log.bounds(self._topics.state)
+            cut = await self._last_positions(bounds)
+            if bounds.start == bounds.end:
+                break
+            if cut is not None and await self._is_there(Offset(cut - 1)):
+                return bounds, cut
+        self._positions = None
+        return bounds, bounds.start
+
+    async def _last_positions(self, bounds: LogBounds) -> Offset | None:
+        """Keep the last positions below the end; returns the offset after them."""
         reach, upper = TAIL_RECORDS, bounds.end
         while upper > bounds.start:
             lower = Offset(max(bounds.start, bounds.end - reach))
             cut = None
             async for records in self._log.chunks(self._topics.state, lower, upper):
                 for record in records:
-                    if record.key == POSITIONS_KEY and self._decoded_positions(record) is not None:
-                        cut = Offset(record.offset + 1)
+                    positions = self._decoded_positions(record) if record.key == POSITIONS_KEY else None
+                    if positions is not None:
+                        self._positions, cut = positions, Offset(record.offset + 1)
                     elif self._row_first is None or record.offset < self._row_first.offset:
                         self._row_first = record
             if cut is not None:
                 return cut
             upper, reach = lower, reach * 10
-        return bounds.start
+        return None
+
+    async def _is_there(self, offset: Offset) -> bool:
+        return [
+            record
+            async for records in self._log.chunks(self._topics.state, offset, Offset(offset + 1))
+            for record in records
+        ] != []
 
     async def read(self, bounds: LogBounds, cut: Offset) -> None:
         """The rows below `cut`, and the positions."""
@@ -103,7 +129,7 @@ class StateReading:
         if positions is None:
             self._log.violated(Code.STATE_UNREADABLE, self._topics.state, record, "its positions can't be read")
             return
-        topic, before = self._topics.events, self._positions
+        topic, before = self._topics.events, self._before
         count = self._events.partition_count
         if (positions.partition, positions.partition_count) != (self._log.partition, count):
             self._log.accuse(
@@ -123,7 +149,7 @@ class StateReading:
                 record.timestamp,
                 f"they go back from {old.position}",
             )
-        self._positions = positions
+        self._before = positions
 
     async def read_changed(self, cut: Offset) -> None:
         """Which tasks have newer rows, above `cut`."""

@@ -12,6 +12,7 @@ from pipeline.core.tasks import DurationMs, InstantMs, Offset, TaskId
 from pipeline.ports import Clock
 from pipeline.service.audit_ports import AuditCodec, AuditOutside, AuditRequest, AuditTopics, FactStore, GroupOffsets
 from pipeline.service.auditor import Auditor, AuditReport
+from pipeline.service.recovery_ports import PartitionLog
 from pipeline.service.storyteller import Story, Storyteller
 from pipeline.testing.memory_cluster import MemoryCluster
 from pipeline.testing.memory_consumers import PlainConsumerCodec
@@ -99,13 +100,14 @@ async def audit_cluster(
     findings_max: int = 1_000,
     codec: AuditCodec | None = None,
     facts: FactStore | None = None,
-    chunk_records: int = 100,
+    log: PartitionLog | None = None,
 ) -> AuditReport:
     """Audit the topics of `cluster` as they are now; `report.findings` are the violations.
 
     `retention_ms` and `limits` must be those of the agents. `compaction_lag_ms`: leave it out if nothing compacts
     `task-events`, give 0 if something may at any time. `group_offsets` tells how far consumer groups have read
     `due-tasks`, so that what they missed is found. Waits for open transactions, so time must be able to pass.
+    Raises `UnavailableError` if a topic is created anew meanwhile.
     """
     request = AuditRequest(
         topics=topics,
@@ -124,7 +126,7 @@ async def audit_cluster(
         clock or cluster.clock,
         codec or PlainAuditCodec(),
         MemoryGroupOffsets(group_offsets),
-        chunk_records=chunk_records,
+        log or MemoryPartitionLog(cluster),
     )
     return await Auditor(request, outside, facts or MemoryFactStore(), on_progress=_unheard).run()
 
@@ -147,18 +149,18 @@ async def story_in_cluster(
         compaction_lag_ms=NEVER,
         from_ms=InstantMs(from_ms),
     )
-    outside = _outside(cluster, cluster.clock, PlainAuditCodec(), MemoryGroupOffsets())
+    outside = _outside(cluster, cluster.clock, PlainAuditCodec(), MemoryGroupOffsets(), MemoryPartitionLog(cluster))
     return await Storyteller(task_id, request, outside, on_progress=_unheard).tell()
 
 
 def _outside(
-    cluster: MemoryCluster, clock: Clock, codec: AuditCodec, offsets: GroupOffsets, *, chunk_records: int = 100
+    cluster: MemoryCluster, clock: Clock, codec: AuditCodec, offsets: GroupOffsets, log: PartitionLog
 ) -> AuditOutside:
     return AuditOutside(
         clock=clock,
         codec=codec,
         cluster=MemoryClusterView(cluster, SimulatedProcess("audit")),
-        log=MemoryPartitionLog(cluster, chunk_records=chunk_records),
+        log=log,
         group_offsets=offsets,
     )
 
