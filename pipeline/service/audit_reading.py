@@ -15,7 +15,9 @@ commits it as a whole; but each partition gets its marker in its own time, and n
 5. **Last the stable end of `task-events`.** Whatever any of those emissions had applied was committed before it fired,
    so it is below; an open upstream transaction is not waited for, nobody has applied it.
 6. **Then what came to `task-state` since**: compaction may have removed the row of a task that has a newer one, so a
-   missing row of such a task proves nothing.
+   row of such a task that does not fit proves nothing.
+7. **Last, where each topic starts now**, and whether it is still the same topic: what expired while it was read is a
+   hole like any other, and of topics created anew nothing can be said.
 
 The ledger is read before all that (`audit_ledger.py`): what it speaks of had been emitted by then.
 """

@@ -240,7 +240,7 @@ def test_a_running_system_is_never_accused(deployment: Deployment) -> None:
                 if len(reports) == 2:
                     deployment.agents[0].kill()
                     deployment.start_agent("a", ready=False)
-        deployment.await_ready()
+        deployment.await_ready(within_s=120)
         reports.append(verified(deployment))
     finally:
         consumer.kill()
