@@ -241,6 +241,9 @@ def test_a_running_system_is_never_accused(deployment: Deployment) -> None:
                     deployment.agents[0].kill()
                     deployment.start_agent("a", ready=False)
         deployment.await_ready(within_s=120)
+        deployment.until(
+            lambda: deployment.count(deployment.topics.applied) > 100, within_s=120, what="100 tasks are applied"
+        )
         reports.append(verified(deployment))
     finally:
         consumer.kill()
