@@ -25,9 +25,11 @@ from pipeline.core.tasks import (
     TaskState,
 )
 
-__all__ = ["Histories", "is_same_row"]
+__all__ = ["BURIALS_MAX", "Histories", "is_same_row"]
 
 HISTORIES_MAX: Final = 24
+BURIALS_MAX: Final = 64
+"""Of one task: it was scheduled again as often, and could never be emitted."""
 _UNSET: Final = InstantMs(0)
 
 
@@ -48,6 +50,9 @@ class Histories:
     def expect_burial(self, burial: Burial) -> None:
         """The task was set aside in this generation, at some time after it was scheduled."""
         self._burials.append(burial)
+        if len(self._burials) > BURIALS_MAX:
+            del self._burials[0]
+            self.is_lost = True
 
     def apply(self, event: Event, origin: Origin, generation: Generation) -> None:
         """One more event that was accepted for judgement."""

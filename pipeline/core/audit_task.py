@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 from pipeline.core.audit import Code, Finding, Outcome, Promise, Tally, Unprovable
 from pipeline.core.audit_evidence import content_fault, evidence_fault
-from pipeline.core.audit_fold import Histories
+from pipeline.core.audit_fold import BURIALS_MAX, Histories
 from pipeline.core.audit_requests import Request, Requests, Standing
 from pipeline.core.audit_rows import RowJudge
 from pipeline.core.audit_view import PartitionView, Seen
@@ -60,6 +60,8 @@ class TaskAudit:
     def burial(self, burial: Burial, offset: Offset) -> None:
         """The task was set aside as undeliverable."""
         self._buried[burial.generation] = burial.dead_at_ms
+        if len(self._buried) > BURIALS_MAX:
+            del self._buried[next(iter(self._buried))]
         self._burials_settled = self._burials_settled and offset < self._view.dead_settled
         self._histories.expect_burial(burial)
 

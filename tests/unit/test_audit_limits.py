@@ -9,11 +9,13 @@ import pytest
 
 from pipeline.core.audit import Code, Promise, Unprovable
 from pipeline.core.events import Reason
+from pipeline.core.lifecycle import mark_dead
 from pipeline.core.rebuild import REPLAY_HEADER
 from pipeline.core.tasks import InstantMs, Offset
 from pipeline.errors import TopicMismatchError, UsageError
 from pipeline.testing.memory_audit import MemoryFactStore
 from pipeline.testing.memory_cluster import NewRecord
+from tests.audit_topics import RETENTION_MS
 from tests.memory_topics import HOUR_MS, MemoryTopics
 
 if TYPE_CHECKING:
@@ -426,3 +428,21 @@ def test_the_memory_of_one_task_is_bounded() -> None:
     assert [(one.topic, one.offset) for one in report.findings if one.code.promise is Promise.G4] == [
         ("due-tasks", offset)
     ]
+
+
+def test_a_task_that_is_set_aside_again_and_again_is_no_violation() -> None:
+    """Only the last burials are kept; what the row says of them is counted as unprovable then."""
+    topics = MemoryTopics()
+    for _ in range(100):
+        offset = topics.schedule("x", topics.now)
+        dead_at_ms = InstantMs(topics.now)
+        topics.dead(Reason.UNDELIVERABLE, offset, b"x", task_id="x", generation=offset + 1, dead_at_ms=dead_at_ms)
+        state = topics.states["x"]
+        assert state is not None
+        topics.states["x"] = mark_dead(state, now_ms=dead_at_ms, retention_ms=RETENTION_MS)
+    topics.settle()
+
+    report = topics.audit()
+
+    assert report.findings == []
+    assert doubts(report) == {("G7", Unprovable.TOO_TANGLED): 1}
