@@ -10,6 +10,7 @@ import msgspec
 from structlog.testing import capture_logs
 
 from pipeline.testing.simulated_process import SimulatedCrashError
+from pipeline.testing.simulator.audit import audit
 from pipeline.testing.simulator.judge import BrokenPromiseError
 from pipeline.testing.simulator.nemesis import perform
 from pipeline.testing.simulator.plan import Kind, Plan
@@ -79,6 +80,7 @@ class _Run:
             await self._perform(world)
             self._step = 0
             await world.heal_and_conclude()
+            await audit(world)
         except (BrokenPromiseError, AssertionError) as error:
             self.failed(str(error) or repr(error))
         finally:
