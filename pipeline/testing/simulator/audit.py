@@ -1,15 +1,17 @@
 """The auditor that people run, at the end of a simulated world: it must agree that every promise was kept."""
 
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from pipeline.core.audit_view import NEVER
-from pipeline.core.tasks import Offset
 from pipeline.testing.memory_audit import audit_cluster
 from pipeline.testing.memory_consumers import DUE
 from pipeline.testing.simulator.consumers import GROUP
 from pipeline.testing.simulator.judge import BrokenPromiseError
 from pipeline.testing.simulator.plan import Kind
 from pipeline.testing.simulator.world import World
+
+if TYPE_CHECKING:
+    from pipeline.core.tasks import Offset
 
 __all__ = ["audit"]
 
