@@ -31,6 +31,7 @@ async def audit(world: World) -> None:
         overdue_ms=_OVERDUE_MS,
         compaction_lag_ms=0 if Kind.COMPACTION in shape.nemeses else NEVER,
         group_offsets=offsets,
+        groups=(GROUP,),  # the other group is a nemesis
     )
     for finding in report.findings:
         place = f"{finding.topic}-{finding.partition}@{finding.offset}"
