@@ -26,6 +26,9 @@ PATIENCE_MS: Final = 1_000
 """A fault is over when nothing that is due waits for longer than this."""
 STORM: Final = "everything at once"
 SENTENCES_MAX: Final = 20
+_SENTENCE_MAX: Final = 300
+_BREAK: Final = "\\n---"
+"""Where the log of a process begins in the sentence about it; a page has no room for that."""
 
 
 class Lateness(msgspec.Struct, frozen=True, kw_only=True):
@@ -264,6 +267,7 @@ _HEAD: Final = """\
 Real processes under load, killed and frozen as a seed says.
 What was promised is then held against what they wrote down and against the topics, by the checkers of the simulator.
 Lateness and recovery are those of the machine named below, which ran everything at once.
+It may have had other work beside it.
 Recovery is the time from the end of a fault until nothing that was due waited for longer than a second.
 Faults overlap, so it includes what came after.
 Faults named "everything at once" are four that began together.
@@ -283,7 +287,7 @@ def _section(report: Report) -> str:
     command = f"make chaos ARGS='--for {report.faults_s}s --nodes {report.nodes} --seed {report.seed}'"
     table = "\n".join(f"| {each['what'].replace('  ', '&nbsp;&nbsp;')} | {each['value']} |" for each in rows(report))
     plan = "\n".join(report.plan)
-    found = "\n".join(f"- {sentence}" for sentence in report.sentences)
+    found = "\n".join(f"- {sentence.partition(_BREAK)[0][:_SENTENCE_MAX]}" for sentence in report.sentences)
     return (
         f"`{command}`, {report.machine}, {report.load_per_s:g} new events a second.\n\n"
         f"| | |\n|---|---|\n{table}\n"
