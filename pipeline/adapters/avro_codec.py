@@ -184,7 +184,10 @@ class AvroCodec:
             offset=fields.pop("origin_offset"),
             append_at_ms=fields.pop("origin_append_at_ms"),
         )
-        fields["reason"] = Reason(fields["reason"])
+        try:
+            fields["reason"] = Reason(fields["reason"])
+        except ValueError as error:
+            raise CorruptStateError(f"a dead task with an unknown reason code: {error}") from error
         return DeadTask(origin=origin, **fields)
 
 
