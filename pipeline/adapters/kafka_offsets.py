@@ -23,6 +23,7 @@ log = structlog.get_logger(__name__)
 DEADLINE_S: Final = 5.0
 RETRY_S: Final = 0.05
 METADATA_S: Final = 1.0
+DESCRIBE_S: Final = 1.5
 _RETRIABLE: Final = frozenset(
     {
         KafkaError.OFFSET_NOT_AVAILABLE,  # a new leader that does not know its high watermark yet
@@ -93,14 +94,20 @@ class KafkaOffsets:
 
     async def identity(self, topic: str) -> TopicIdentity:
         """The topic's id and partition count, asked for after this call began."""
-        try:
-            answer = self._admin.describe_topics(TopicCollection([topic]), request_timeout=DEADLINE_S)
-            described = await _result(answer[topic])
-        except KafkaException as error:
-            if error.args[0].code() == KafkaError.UNKNOWN_TOPIC_OR_PART:
-                raise RetryableError(f"topic {topic} is gone") from error
-            raise UnavailableError(f"topic {topic} can't be described: {error}") from error
-        return TopicIdentity(topic_id=str(described.topic_id), partition_count=len(described.partitions))
+        deadline = asyncio.get_running_loop().time() + DEADLINE_S
+        while True:
+            try:
+                answer = self._admin.describe_topics(TopicCollection([topic]), request_timeout=DESCRIBE_S)
+                described = await _result(answer[topic])
+            except KafkaException as error:
+                if error.args[0].code() == KafkaError.UNKNOWN_TOPIC_OR_PART:
+                    raise RetryableError(f"topic {topic} is gone") from error
+                if error.args[0].code() not in _RETRIABLE or asyncio.get_running_loop().time() >= deadline:
+                    raise UnavailableError(f"topic {topic} can't be described: {error}") from error
+                # librdkafka asks the controller that it knows of, and goes on asking one that was killed.
+                await self._learn_leaders([topic])
+            else:
+                return TopicIdentity(topic_id=str(described.topic_id), partition_count=len(described.partitions))
 
 
 class FenceRounds:
