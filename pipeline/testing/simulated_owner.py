@@ -25,6 +25,8 @@ __all__ = ["SIMULATED_TOPICS", "SimulatedOwner", "simulated_settings"]
 
 SIMULATED_TOPICS: Final = ("task-events", "task-state", "due-tasks", "dead-tasks")
 _LOOK_AGAIN_MS: Final = 200
+_STATE_CHUNK: Final = 5
+"""Times the records of an input batch: where those are small, a restore has many chunks."""
 
 
 def simulated_settings(partition: int = 0, **changes: object) -> OwnerSettings:
@@ -73,7 +75,9 @@ class SimulatedOwner:
             codec=codec,
             cluster=MemoryClusterView(cluster, process),
             end_offsets=self.end_offsets,
-            state_log=MemoryStateLog(cluster, settings.state_topic, process),
+            state_log=MemoryStateLog(
+                cluster, settings.state_topic, process, chunk_records=min(100, _STATE_CHUNK * batch_records)
+            ),
             membership=MemoryMembership(group, process),
             tables=MemoryTableStore(disk, process),
             transaction=self._transaction,

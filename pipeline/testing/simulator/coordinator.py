@@ -10,6 +10,7 @@ from pipeline.testing.simulated_process import SimulatedProcess
 __all__ = ["Coordinator", "Member"]
 
 SESSION_MS: Final = 10_000
+_HEARTBEAT_MS: Final = 3_000
 _TICK_MS: Final = 500
 _REVOKE_S_MAX: Final = 6.0
 
@@ -39,6 +40,7 @@ class Coordinator:
         self._members: list[Member] = []
         self._expelled: list[Member] = []
         self._silent_ms: dict[str, int] = {}
+        self._deaf_ms: dict[str, int] = {}
         self._is_stale = False
 
     def join(self, member: Member) -> None:
@@ -64,6 +66,7 @@ class Coordinator:
         if member in self._members:
             self._members.remove(member)
             self._expelled.append(member)
+            self._deaf_ms[member.process.name] = _HEARTBEAT_MS
             self._is_stale = True
 
     async def run(self) -> None:
@@ -86,7 +89,10 @@ class Coordinator:
         """Who was expelled and lives hears of it with its next heartbeat, lets go, and joins again."""
         self._expelled = [member for member in self._expelled if member.process.alive]
         for member in list(self._expelled):
+            name = member.process.name
             if member.process.responds:
+                self._deaf_ms[name] -= _TICK_MS
+            if member.process.responds and self._deaf_ms[name] < 0:
                 await self._revoke([member])
                 if member.process.alive and member in self._expelled:
                     self._expelled.remove(member)

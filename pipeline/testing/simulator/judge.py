@@ -9,13 +9,12 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Final
 
-import msgspec
-
 from pipeline.core.applied import AppliedTask, Outcome
 from pipeline.core.effects import DeadTask, DueTask
 from pipeline.core.events import Reason, Schedule
 from pipeline.core.positions import POSITIONS_KEY, Positions
 from pipeline.core.tasks import EVENT_HASH_BYTES, FINAL, InstantMs, Offset, TaskId, TaskState, index_entry
+from pipeline.service.state_restore import decode_meta
 from pipeline.service.task_handling import REPLAY_HEADER
 from pipeline.testing.memory_cluster import MemoryCluster
 from pipeline.testing.memory_consumers import PlainConsumerCodec
@@ -27,25 +26,21 @@ from pipeline.testing.simulated_process import SimulatedProcess
 from pipeline.testing.simulator.consumers import GROUP, ConsumerGroup
 from pipeline.testing.simulator.machine import Machine
 from pipeline.testing.simulator.plan import Shape
+from pipeline.testing.simulator.state_fold import StateFold
 from pipeline.testing.simulator.upstream import Upstream
 from pipeline.testing.virtual_time import VirtualClock
 
 __all__ = ["BrokenPromiseError", "Judge"]
 
 _CODEC: Final = PlainConsumerCodec()
+STAMP_MS_MAX: Final = 6_000
+"""Three heartbeats of the simulated owners: a claim that nobody renews would be forgotten by the brokers one day."""
 EVENT_MEMORY_BYTES: Final = 128
 """What the design promises that a task's row remembers: 16 event ids, whatever the code says."""
 
 
 class BrokenPromiseError(Exception):
     """The code under test broke a promise; the message begins with its name."""
-
-
-class Emission(msgspec.Struct, frozen=True):
-    """One record of `due-tasks`, and the process that wrote it."""
-
-    task: DueTask
-    by: str
 
 
 class Judge:
@@ -72,6 +67,7 @@ class Judge:
         self._seen: set[tuple[str, int, int, int]] = set()
         self._tables: dict[tuple[str, int], tuple[DiskTable, bytes]] = {}
         self._told: dict[int, Offset] = {}
+        self._folds = [StateFold() for _ in range(shape.partitions)]
         self._claims: dict[str, tuple[int, int]] = {}
         self._places: dict[tuple[str, int], Offset] = {}
         self.emissions: list[DueTask] = []
@@ -88,6 +84,7 @@ class Judge:
             last = self._cluster.log("task-state", partition).last_committed(POSITIONS_KEY)
             if last is not None:
                 self.positions[partition] = _CODEC.decode_positions(last.value or b"")
+            self._folds[partition].read(self._cluster.log("task-state", partition))
             for entry in self._new("due-tasks", partition):
                 self._judge_emission(entry)
             self.dead += [_CODEC.decode_dead(entry.value or b"") for entry in self._new("dead-tasks", partition)]
@@ -179,9 +176,22 @@ class Judge:
         states = [_CODEC.decode_state(value) for value in table.rows.values()]
         for state in states:
             self._judge_row(state)
+        if machine.agent is not None and machine.agent.is_active(partition):
+            self._judge_fold(machine, partition, table, decode_meta(table.meta, _CODEC).state_position)
         entries = sorted(index_entry(state) for state in states)
         if entries != table.index:
             raise BrokenPromiseError(f"G2: the index of {partition} on {machine.name} does not agree with its rows")
+
+    def _judge_fold(self, machine: Machine, partition: int, table: DiskTable, position: Offset) -> None:
+        """The table is what `task-state` says up to where it claims to be, as that was before any compaction."""
+        rows = self._folds[partition].at(position)
+        if rows is not None and rows != table.rows:
+            wrong = sorted(
+                task_id for task_id in rows.keys() | table.rows if rows.get(task_id) != table.rows.get(task_id)
+            )
+            raise BrokenPromiseError(
+                f"G7: table {partition} of {machine.name} is not what task-state says up to {position}: {wrong[:5]}"
+            )
 
     def _judge_row(self, state: TaskState) -> None:
         if state.status not in FINAL:
@@ -231,6 +241,7 @@ class Judge:
         self.look()
         self._judge_lost(now_ms)
         self._judge_refusals()
+        self._judge_renewals(now_ms)
         if self._shape.consumers:
             self._judge_missed_effects()
         for partition, table in tables.items():
@@ -262,6 +273,12 @@ class Judge:
         for sent in self._upstream.rubbish:
             if sent.is_kept and not refused[sent.partition, sent.entry.offset]:
                 raise BrokenPromiseError(f"G1: rubbish at {sent.partition}@{sent.entry.offset} has no dead record")
+
+    def _judge_renewals(self, now_ms: InstantMs) -> None:
+        for partition in range(self._shape.partitions):
+            stamp_ms = self.positions[partition].stamp_ms
+            if now_ms - stamp_ms > STAMP_MS_MAX:
+                raise BrokenPromiseError(f"claim: the owner of {partition} has written nothing since {stamp_ms}")
 
     def _judge_missed_effects(self) -> None:
         finished = {(row.task_id, row.generation, row.occurrence): row.outcome for row in self.applied}

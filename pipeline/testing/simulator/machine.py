@@ -2,10 +2,11 @@
 
 import asyncio
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import msgspec
 
+from pipeline.core.tasks import Offset
 from pipeline.service.owner_pool import OwnerPool
 from pipeline.service.owner_settings import OwnerSettings
 from pipeline.service.owner_status import Phase
@@ -20,6 +21,10 @@ from pipeline.testing.simulator.plan import Shape
 from pipeline.testing.virtual_time import VirtualClock
 
 __all__ = ["AgentProcess", "Machine"]
+
+
+EndAnswer = Callable[[str, Offset], Offset]
+"""What is answered instead of the end of a topic."""
 
 
 class AgentProcess:
@@ -42,6 +47,7 @@ class AgentProcess:
         self.faults = TransactionFaults()
         self.pool = OwnerPool(self._open_owner, lambda _: None)
         self.simulated: dict[int, SimulatedOwner] = {}
+        self._answers: dict[int, EndAnswer] = {}
         self._disk, self._clock = machine.disk, machine.clock
         self._cluster = cluster
         self._coordinator = coordinator
@@ -81,6 +87,12 @@ class AgentProcess:
         await self.revoked()
         self.process.kill()
 
+    def answer(self, partition: int, answer: EndAnswer) -> None:
+        """From now on its owners of the partition are told this when they ask for an end."""
+        self._answers[partition] = answer
+        if partition in self.simulated:
+            self.simulated[partition].end_offsets.answer = answer
+
     def is_active(self, partition: int) -> bool:
         """Whether it owns the partition, and has restored it."""
         owner = self.pool.owners.get(partition)
@@ -98,6 +110,7 @@ class AgentProcess:
             batch_records=self._shape.fetch_records,
             fence_by_writing=self._shape.fence_by_writing,
         )
+        simulated.end_offsets.answer = self._answers.get(partition)
         self.simulated[partition] = simulated
         return simulated.owner
 

@@ -26,6 +26,7 @@ _CLOCK_STEPS_MS: Final = (-3_000, -400, -50, 50, 400, 3_000)
 _LONG_CLOCK_STEPS_MS: Final = (-3_600_000, 3_600_000)
 _DRIFTS_PPM: Final = (-200_000, -500, 500, 200_000)
 _BURST: Final = 12
+_SOON_MS: Final = 3_000
 _STEPS_A_VERSION: Final = 3
 """So that now and then two events of a task have the same version."""
 
@@ -105,7 +106,29 @@ def _schedule(act: _Act) -> None:
 
 
 def _cancel(act: _Act) -> None:
+    if not act.world.shape.is_forgetful and act.chance(40) and _cancel_at_the_last_moment(act):
+        return
     _send(act, _event(act, is_cancel=True))
+
+
+def _cancel_at_the_last_moment(act: _Act) -> bool:
+    """Of something that is due soon, so that it is acknowledged just before or after that; False if nothing is."""
+    now_ms = act.world.clock.now_ms()
+    soon = [
+        event
+        for event in act.world.upstream.last_events(8)
+        if isinstance(event, Schedule) and event.due_at_ms is not None and 0 < event.due_at_ms - now_ms <= _SOON_MS
+    ]
+    if not soon:
+        return False
+    target = act.choices.choice(soon)
+    assert target.due_at_ms is not None, "chosen by it"
+    version = target.version + act.choices.choice([0, 1]) if target.version else 0
+    cancel = Cancel(task_id=target.task_id, event_id=f"e{act.number}", version=version)
+    after_ms = max(0, target.due_at_ms - now_ms - act.choices.choice([-3, 1, 1, 3, 10, 40, 150]))
+    act.note(f"{describe(cancel)}, sent {after_ms} ms later, when it is about to be due")
+    act.world.upstream.send(cancel, after_ms=after_ms)
+    return True
 
 
 def _burst(act: _Act) -> None:
@@ -337,13 +360,10 @@ def _deposed_leader(act: _Act) -> None:
     The plain fence takes the leader's word (a limit that the promises state); the written one does not, and neither
     does a restore.
     """
-    agent = act.machine().running
-    if agent is None:
-        return
     topics = ["task-state", *([EVENTS] if act.world.shape.fence_by_writing else [])]
     topic, answers = act.choices.choice(topics), act.choices.randrange(1, 6)
-    act.note(f"a deposed leader of {topic} answers {agent.process.name} {answers} times")
-    for partition, simulated in agent.simulated.items():
+    act.note(f"a deposed leader of {topic} answers whoever asks, {answers} times")
+    for partition in range(act.world.shape.partitions):
         old_end = act.world.cluster.log(topic, partition).end_offset
         left = [answers]
 
@@ -353,7 +373,8 @@ def _deposed_leader(act: _Act) -> None:
             left[0] -= 1
             return min(end, old_end)
 
-        simulated.end_offsets.answer = answer
+        for agent in act.world.agents:
+            agent.answer(partition, answer)
 
 
 def _compact(act: _Act) -> None:

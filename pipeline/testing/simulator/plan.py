@@ -60,6 +60,15 @@ _WORK: Final[dict[Kind, int]] = {Kind.SCHEDULE: 20, Kind.CANCEL: 14, Kind.BURST:
 NEMESES: Final[tuple[Kind, ...]] = tuple(
     kind for kind in Kind if kind not in _WORK and kind is not Kind.END_TRANSACTION
 )
+_THEMES: Final[tuple[tuple[Kind, ...], ...]] = (
+    (Kind.CRASH, Kind.FREEZE, Kind.REBALANCE, Kind.PARTITION_LOST, Kind.PARTITION_LOST, Kind.COMMIT_FAULT),
+    (Kind.COMMIT_FAULT, Kind.COMMIT_FAULT, Kind.LEADER_CHANGE, Kind.LAGGING_REPLICAS, Kind.POISON_RECORD, Kind.REPLAY),
+    (Kind.REBALANCE, Kind.COMPACTION, Kind.CRASH, Kind.OLDER_COPY, Kind.POWER_LOSS, Kind.FREEZE, Kind.DEPOSED_LEADER),
+    (Kind.OPEN_TRANSACTION, Kind.HOLD_MARKERS, Kind.REFUSED_EVENT, Kind.COMPACTION, Kind.RETENTION, Kind.STRANGER),
+    (Kind.DEPOSED_LEADER, Kind.TOPIC_RECREATED, Kind.LEADER_CHANGE, Kind.UNAVAILABLE, Kind.REBALANCE),
+    (Kind.CONSUMER_CRASH, Kind.CONSUMER_FREEZE, Kind.CONSUMER_FAULT, Kind.CONSUMER_FAULT, Kind.REPLAY, Kind.STRANGER),
+)
+"""Faults that make each other worse; half of all worlds have one such set and little else, so that they often meet."""
 _NEEDS: Final[dict[Kind, tuple[Kind, ...]]] = {
     Kind.CRASH: (Kind.RESTART,),
     Kind.POWER_LOSS: (Kind.RESTART,),
@@ -138,18 +147,16 @@ def draw_plan(seed: int, steps: int) -> Plan:
 
 
 def _draw_shape(choices: random.Random) -> Shape:
-    # A random part of the vocabulary: two faults that hide each other are sometimes apart, and rare ones get room.
-    share = choices.choice([10, 20, 40, 70])
-    nemeses = tuple(kind for kind in NEMESES if _chance(choices, share))
-    short_memory = _chance(choices, 25)
+    nemeses = _draw_nemeses(choices)
+    short_memory = _chance(choices, 30)
     long_clock_steps = Kind.CLOCK_STEP in nemeses and _chance(choices, 30)
     has_good_clocks = not {Kind.CLOCK_STEP, Kind.CLOCK_DRIFT} & set(nemeses)
     return Shape(
         partitions=choices.choice([1, 1, 2, 3]),
         machines=choices.choice([1, 2, 2, 3]),
-        consumers=choices.choice([0, 1, 2]),
+        consumers=choices.choice([1, 2]) if Kind.CONSUMER_FAULT in nemeses else choices.choice([0, 1, 2]),
         tasks=choices.choice([3, 6, 12]),
-        fence_by_writing=_chance(choices, 30),
+        fence_by_writing=_chance(choices, 40),
         static_members=_chance(choices, 50),
         is_forgetful=short_memory or long_clock_steps,
         long_clock_steps=long_clock_steps,
@@ -160,9 +167,20 @@ def _draw_shape(choices: random.Random) -> Shape:
         # Where all clocks agree, deletions may be cleaned away after seconds, and tables are soon too old.
         offline_max_ms=choices.choice([3_000, 3_000, 10_000] if has_good_clocks else [20_000, 604_800_000]),
         skew_ms=0 if has_good_clocks else _SKEW_MS_MAX,
-        latencies_ms=choices.choice([(0,), (0, 0, 0, 1, 3, 20), (1, 5, 50, 200)]),
+        latencies_ms=choices.choice([(0,), (0, 0, 0, 1, 3, 20), (1, 5, 50, 200), (1, 5, 50, 200)]),
         nemeses=nemeses,
     )
+
+
+def _draw_nemeses(choices: random.Random) -> tuple[Kind, ...]:
+    """What goes wrong; who stands there twice happens twice as often."""
+    if _chance(choices, 60):
+        theme = choices.choice(_THEMES)
+        few = tuple(kind for kind in NEMESES if kind not in theme and _chance(choices, 5))
+        return (*(kind for kind in theme if _chance(choices, 75)), *few)
+    # A random part of the vocabulary: two faults that hide each other are sometimes apart, and rare ones get room.
+    share = choices.choice([10, 20, 40, 70])
+    return tuple(kind for kind in NEMESES if _chance(choices, share))
 
 
 def _draw_step(choices: random.Random, number: int, weights: dict[Kind, int], trouble: Sequence[Kind]) -> Step:
