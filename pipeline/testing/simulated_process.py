@@ -37,12 +37,12 @@ class SimulatedProcess:
         """Die instead of doing the effect of that number, counted from 1."""
         self._crash_at = number
 
-    def freeze_before_step(self, number: int) -> None:
-        """Stand still instead of going on to the effect of that number, counted from 1."""
+    def freeze_after_step(self, number: int) -> None:
+        """Stand still after the effect of that number, counted from 1: before its answer, or before the next effect."""
         self._freeze_at = number
 
     def spare(self) -> None:
-        """Take back `crash_before_step` and `freeze_before_step`."""
+        """Take back `crash_before_step` and `freeze_after_step`."""
         self._crash_at = self._freeze_at = None
 
     def kill(self) -> None:
@@ -71,8 +71,8 @@ class SimulatedProcess:
             self.on_step(name)
         if len(self.steps) == self._crash_at:
             self.kill()
-        elif len(self.steps) == self._freeze_at:
-            self.freeze()
+        elif self._freeze_at is not None and len(self.steps) > self._freeze_at:
+            self._freeze_now()
         self.check()
 
     async def reach(self, name: str) -> None:
@@ -86,12 +86,18 @@ class SimulatedProcess:
         """Called after a question was answered: the answer travels too, and may find the process frozen or dead."""
         if self.latency_ms is not None:
             await asyncio.sleep(self.latency_ms() / 1_000)
+        if self._freeze_at is not None and len(self.steps) >= self._freeze_at:
+            self._freeze_now()
         await self.stand()
 
     async def stand(self) -> None:
         """Stand still while frozen; raises `SimulatedCrashError` if the process is dead then."""
         await self._thawed.wait()
         self.check()
+
+    def _freeze_now(self) -> None:
+        self._freeze_at = None
+        self.freeze()
 
     def check(self) -> None:
         """Raise `SimulatedCrashError` if the process is dead."""

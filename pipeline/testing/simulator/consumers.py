@@ -28,7 +28,7 @@ _SESSION_MS: Final = 6_000
 _TICK_MS: Final = 500
 _THINK_MS: Final = 20
 _SLOW_MS: Final = 3_000
-_BATCHES: Final = BatchRules(batch_max=3, buffer_max=20, idle_commit_ms=500)
+_BATCHES: Final = BatchRules(batch_max=3, buffer_max=8, idle_commit_ms=500)
 _FETCH_MAX: Final = 10
 
 
@@ -71,7 +71,7 @@ class ConsumerProcess:
                 clock=world.clock,
             ),
             handler=self._handle,
-            handling=HandlingRules(group=GROUP, topic=DUE, attempts_max=2, backoff_ms=DurationMs(50)),
+            handling=HandlingRules(group=GROUP, topic=DUE, attempts_max=2, backoff_ms=DurationMs(500)),
             batches=_BATCHES,
         )
         self._task: asyncio.Task[None] | None = None

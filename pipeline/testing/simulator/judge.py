@@ -13,7 +13,7 @@ from pipeline.core.applied import AppliedTask, Outcome
 from pipeline.core.effects import DeadTask, DueTask
 from pipeline.core.events import Reason, Schedule
 from pipeline.core.positions import POSITIONS_KEY, Positions
-from pipeline.core.tasks import EVENT_HASH_BYTES, FINAL, InstantMs, Offset, TaskId, TaskState, index_entry
+from pipeline.core.tasks import EVENT_HASH_BYTES, FINAL, InstantMs, Offset, Status, TaskId, TaskState, index_entry
 from pipeline.service.state_restore import decode_meta
 from pipeline.service.task_handling import REPLAY_HEADER
 from pipeline.testing.memory_cluster import MemoryCluster
@@ -83,7 +83,7 @@ class Judge:
         for partition in range(self._shape.partitions):
             last = self._cluster.log("task-state", partition).last_committed(POSITIONS_KEY)
             if last is not None:
-                self.positions[partition] = _CODEC.decode_positions(last.value or b"")
+                self._judge_positions(partition, _CODEC.decode_positions(last.value or b""))
             self._folds[partition].read(self._cluster.log("task-state", partition))
             for entry in self._new("due-tasks", partition):
                 self._judge_emission(entry)
@@ -95,6 +95,14 @@ class Judge:
                 self._judge_table(machine, partition, table)
         self._judge_claims()
         self._judge_bounds()
+
+    def _judge_positions(self, partition: int, positions: Positions) -> None:
+        known = self.positions.get(partition)
+        self.positions[partition] = positions
+        for topic, place in known.inputs.items() if known is not None else ():
+            now = positions.inputs.get(topic)
+            if now is None or (now.topic_id == place.topic_id and now.position < place.position):
+                raise BrokenPromiseError(f"G1: the positions of {partition} go back from {place} to {now}")
 
     def _new(self, topic: str, partition: int) -> list[LogEntry]:
         log = self._cluster.log(topic, partition)
@@ -202,6 +210,8 @@ class Judge:
                 f"G4: {state.task_id}, {state.status}, is forgotten at {state.wake_at_ms}, to be kept until {until_ms}"
             )
         place = self._places.get((state.task_id, state.generation))
+        if state.status is Status.CANCELLED and place is not None:
+            raise BrokenPromiseError(f"G4: {state.task_id} is said to be cancelled, and was emitted at {place}")
         if state.emitted_offset >= 0 and place is not None and place != state.emitted_offset:
             raise BrokenPromiseError(
                 f"G4: {state.task_id} is said to be emitted at {state.emitted_offset}, it stands at {place}"

@@ -167,7 +167,8 @@ def _refused_event(act: _Act) -> None:
         act.world.upstream.send_rubbish(stray.task_id.encode(), value, partition)
         return
     act.note(f"{describe(event)}, for a topic that is not allowed")
-    act.world.upstream.send_refused(msgspec.structs.replace(event, target_topic="nowhere"))
+    version = event.version + act.choices.choice([0, 1, 4]) if event.version else 0
+    act.world.upstream.send_refused(msgspec.structs.replace(event, target_topic="nowhere", version=version))
 
 
 def _end_transaction(act: _Act) -> None:
@@ -221,8 +222,8 @@ def _stop_signal(act: _Act, process: SimulatedProcess) -> None:
         process.freeze()
         return
     steps = act.choices.randrange(1, 25)
-    act.note(f"{process.name} will be frozen at its {steps}th effect from now")
-    process.freeze_before_step(len(process.steps) + steps)
+    act.note(f"{process.name} will be frozen after its {steps}th effect from now")
+    process.freeze_after_step(len(process.steps) + steps)
 
 
 def _thaw(act: _Act) -> None:
@@ -261,10 +262,18 @@ async def _join_or_leave(act: _Act) -> None:
 # -- brokers ---------------------------------------------------------------------------------------------------------
 
 
+def _faults(act: _Act) -> list[CommitFault | None]:
+    """A few commits that go wrong, each in its way or all in the same."""
+    count = act.choices.randrange(1, 5)
+    if act.chance(30):
+        return [act.choices.choice(list(CommitFault))] * count
+    return [act.choices.choice([None, *CommitFault]) for _ in range(count)]
+
+
 def _commit_fault(act: _Act) -> None:
     agent = act.machine().running
     if agent is not None:
-        faults = [act.choices.choice([None, *CommitFault]) for _ in range(act.choices.randrange(1, 4))]
+        faults = _faults(act)
         act.note(f"the next commits of {agent.process.name}: {', '.join(str(fault or 'well') for fault in faults)}")
         agent.faults.commits.extend(faults)
 
@@ -360,8 +369,8 @@ def _deposed_leader(act: _Act) -> None:
     The plain fence takes the leader's word (a limit that the promises state); the written one does not, and neither
     does a restore.
     """
-    topics = ["task-state", *([EVENTS] if act.world.shape.fence_by_writing else [])]
-    topic, answers = act.choices.choice(topics), act.choices.randrange(1, 6)
+    topics = ["task-state", *([EVENTS, EVENTS] if act.world.shape.fence_by_writing else [])]
+    topic, answers = act.choices.choice(topics), act.choices.randrange(1, 10)
     act.note(f"a deposed leader of {topic} answers whoever asks, {answers} times")
     for partition in range(act.world.shape.partitions):
         old_end = act.world.cluster.log(topic, partition).end_offset
@@ -378,15 +387,8 @@ def _deposed_leader(act: _Act) -> None:
 
 
 def _compact(act: _Act) -> None:
-    world, shape = act.world, act.world.shape
     act.note("compaction of task-state and of what was read of task-events")
-    world.upstream.settle()
-    # Tombstones outlast the longest absence of a local table; clocks may differ by as much as they do here.
-    before_ms = InstantMs(world.clock.now_ms() - shape.offline_max_ms - shape.skew_ms)
-    for partition in range(shape.partitions):
-        position = world.position(partition)
-        world.cluster.log("task-state", partition).compact(tombstones_before_ms=before_ms)
-        world.cluster.log(EVENTS, partition).compact(before=position)
+    act.world.compact()
 
 
 def _retain(act: _Act) -> None:
@@ -525,7 +527,7 @@ def _consumer_fault(act: _Act) -> None:
     living = act.world.consumers.living
     if living:
         member = act.choices.choice(living)
-        faults = [act.choices.choice([None, *CommitFault]) for _ in range(act.choices.randrange(1, 4))]
+        faults = _faults(act)
         act.note(f"the next commits of {member.process.name}: {', '.join(str(fault or 'well') for fault in faults)}")
         member.transactions.commits.extend(faults)
 

@@ -65,6 +65,7 @@ _THEMES: Final[tuple[tuple[Kind, ...], ...]] = (
     (Kind.COMMIT_FAULT, Kind.COMMIT_FAULT, Kind.LEADER_CHANGE, Kind.LAGGING_REPLICAS, Kind.POISON_RECORD, Kind.REPLAY),
     (Kind.REBALANCE, Kind.COMPACTION, Kind.CRASH, Kind.OLDER_COPY, Kind.POWER_LOSS, Kind.FREEZE, Kind.DEPOSED_LEADER),
     (Kind.OPEN_TRANSACTION, Kind.HOLD_MARKERS, Kind.REFUSED_EVENT, Kind.COMPACTION, Kind.RETENTION, Kind.STRANGER),
+    (Kind.REBALANCE, Kind.COMPACTION, Kind.COMPACTION, Kind.FREEZE, Kind.JOIN_OR_LEAVE),
     (Kind.DEPOSED_LEADER, Kind.TOPIC_RECREATED, Kind.LEADER_CHANGE, Kind.UNAVAILABLE, Kind.REBALANCE),
     (Kind.CONSUMER_CRASH, Kind.CONSUMER_FREEZE, Kind.CONSUMER_FAULT, Kind.CONSUMER_FAULT, Kind.REPLAY, Kind.STRANGER),
 )
@@ -148,7 +149,9 @@ def draw_plan(seed: int, steps: int) -> Plan:
 
 def _draw_shape(choices: random.Random) -> Shape:
     nemeses = _draw_nemeses(choices)
-    short_memory = _chance(choices, 30)
+    # Where tables are away while rows are deleted and cleaned, there should be something to delete.
+    short_memory = _chance(choices, 70 if {Kind.COMPACTION, Kind.REBALANCE} <= set(nemeses) else 25)
+    one_by_one = _chance(choices, 15)
     long_clock_steps = Kind.CLOCK_STEP in nemeses and _chance(choices, 30)
     has_good_clocks = not {Kind.CLOCK_STEP, Kind.CLOCK_DRIFT} & set(nemeses)
     return Shape(
@@ -160,12 +163,12 @@ def _draw_shape(choices: random.Random) -> Shape:
         static_members=_chance(choices, 50),
         is_forgetful=short_memory or long_clock_steps,
         long_clock_steps=long_clock_steps,
-        batch_records_max=choices.choice([1, 3, 5, 20]),
-        fire_max=choices.choice([1, 3, 20]),
+        batch_records_max=1 if one_by_one else choices.choice([1, 3, 5, 20]),
+        fire_max=1 if one_by_one else choices.choice([1, 3, 20]),
         fetch_records=choices.choice([1, 3, 100]),
         retention_ms=choices.choice([1_000, 4_000]) if short_memory else 600_000,
         # Where all clocks agree, deletions may be cleaned away after seconds, and tables are soon too old.
-        offline_max_ms=choices.choice([3_000, 3_000, 10_000] if has_good_clocks else [20_000, 604_800_000]),
+        offline_max_ms=choices.choice([1_500, 3_000, 604_800_000] if has_good_clocks else [20_000, 604_800_000]),
         skew_ms=0 if has_good_clocks else _SKEW_MS_MAX,
         latencies_ms=choices.choice([(0,), (0, 0, 0, 1, 3, 20), (1, 5, 50, 200), (1, 5, 50, 200)]),
         nemeses=nemeses,
