@@ -40,6 +40,8 @@ __all__ = ["DueSubscription"]
 log = structlog.get_logger(__name__)
 
 _CALL_TIMEOUT_S: Final = 10.0
+_LEAVE_POLLS_MAX: Final = 50
+_LEAVE_POLL_S: Final = 0.02
 _PENDING_TIMEOUT_S: Final = 2.0
 _PENDING: Final = (KafkaError._TIMED_OUT, KafkaError.UNSTABLE_OFFSET_COMMIT)  # noqa: SLF001  # a public code
 _TAKE_MAX: Final = 1_000
@@ -263,11 +265,27 @@ class DueSubscription:
 
     def close(self) -> None:
         """Leave the group. Closing twice does no harm."""
+        if self._member is not None:
+            self._leave(self._member)
         for consumer in (self._member, self._reader):
             if consumer is not None:
                 consumer.close()
         self._member = self._reader = None
         self._reading.clear()
+
+    def _leave(self, member: Any) -> None:  # noqa: ANN401  # librdkafka's
+        """End a rebalance that is under way, within a bound, while its callbacks can still be answered.
+
+        A `close` that meets one may wait for ever for librdkafka (2.16) to take its answer to it, and confluent-kafka
+        holds the interpreter's lock meanwhile: the whole process would stand still.
+        """
+        try:
+            member.unsubscribe()
+            for _ in range(_LEAVE_POLLS_MAX):
+                if member.poll(_LEAVE_POLL_S) is None and not member.assignment():
+                    return
+        except KafkaException as error:
+            log.info("group_not_left", error=str(error))  # its session ends by itself
 
     def _buffered(self, size: int) -> list[Message]:
         """What the client has already, up to a bound of records and of bytes."""
