@@ -7,7 +7,7 @@ PY := .venv/bin/python
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check format docs bench chaos clean
+.PHONY: help setup demo test check format docs bench simulate chaos lock clean
 
 help: ## List the targets
 	@awk 'BEGIN {FS = ":.*## "} /^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' Makefile
@@ -43,6 +43,9 @@ lock: .venv/.ready ## Write requirements.lock anew from pyproject.toml (installs
 
 bench: .venv/.ready ## Measure this machine, beside the plain loop as the ceiling; about three minutes
 	@$(PY) -m pipeline.cli bench $(ARGS)
+
+simulate: .venv/.ready ## The code on virtual time with every fault, by seed, for two minutes; ARGS='--for 1h' for longer
+	@$(PY) -m pipeline.cli simulate $(or $(ARGS),--for 2m)
 
 chaos: .venv/.ready ## Kill and freeze real processes at work, count what is lost, doubled, early, wrong; ARGS='--help' tells more
 	@$(PY) -m tests.chaos $(ARGS)
