@@ -164,6 +164,8 @@ class KafkaAdmin:
     def _describe_topics(self, names: Sequence[str], until_s: float) -> dict[str, Any]:
         if not names:
             return {}
+        # Any broker tells who the controller is; librdkafka would go on asking the one that it knew, dead or not.
+        self._metadata(until_s, *names[:1])
         collection = TopicCollection(list(names))
         futures = self._client.describe_topics(collection, request_timeout=self._remaining(until_s))
         found = {
