@@ -47,6 +47,14 @@ _PENDING: Final = (KafkaError._TIMED_OUT, KafkaError.UNSTABLE_OFFSET_COMMIT)  # 
 _TAKE_MAX: Final = 1_000
 _TAKE_CHUNK: Final = 100
 _TAKE_BYTES_MAX: Final = 8_388_608
+_STALE_METADATA: Final = (
+    KafkaError._UNKNOWN_PARTITION,  # noqa: SLF001  # the public name of the code
+    KafkaError._UNKNOWN_TOPIC,  # noqa: SLF001  # the same
+    KafkaError.NOT_LEADER_FOR_PARTITION,
+    KafkaError.LEADER_NOT_AVAILABLE,
+    KafkaError.FENCED_LEADER_EPOCH,
+    KafkaError.UNKNOWN_TOPIC_OR_PART,
+)
 _STALE_MEMBER: Final = (
     KafkaError.ILLEGAL_GENERATION,
     KafkaError.UNKNOWN_MEMBER_ID,
@@ -363,7 +371,16 @@ class DueSubscription:
 
 def _bounds(consumer: Any, topic: str, partition: int) -> tuple[int, int]:  # noqa: ANN401  # librdkafka's
     """First offset and end, as the consumer's isolation level has it."""
-    bounds = consumer.get_watermark_offsets(TopicPartition(topic, partition), timeout=_CALL_TIMEOUT_S, cached=False)
+    place = TopicPartition(topic, partition)
+    try:
+        bounds = consumer.get_watermark_offsets(place, timeout=_CALL_TIMEOUT_S, cached=False)
+    except KafkaException as error:
+        if error.args[0].code() not in _STALE_METADATA:
+            raise
+        # A broker that has just started may not know a partition, or not its leader, and librdkafka goes on believing
+        # it for minutes: asked for the topic by name, it learns.
+        consumer.list_topics(topic, timeout=_CALL_TIMEOUT_S)
+        bounds = consumer.get_watermark_offsets(place, timeout=_CALL_TIMEOUT_S, cached=False)
     if bounds is None:
         raise UnavailableError(f"The bounds of {topic}-{partition} did not come within {_CALL_TIMEOUT_S:g} s.")
     return int(bounds[0]), int(bounds[1])
