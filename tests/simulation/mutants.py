@@ -165,6 +165,7 @@ reading = FenceReading(clock_ms=self._clock.now_ms(), target=self._reading.targe
             (_TWIN_OWNER, "self._written_target if fence_by_writing else self._asked_target", "self._asked_target"),
         ),
         breaks=("G4",),
+        seeds=200,
     ),
     Mutant(
         name="written fence taken for passed where the last one was",
@@ -459,7 +460,10 @@ from pipeline.errors import PoisonedBatchError, RetryableError, UnavailableError
 """,
             ),
         ),
-        breaks=("G5",),
+        breaks=(
+            "G5",
+            "G4",
+        ),
     ),
     Mutant(
         name="positions not in the transaction",
@@ -511,7 +515,9 @@ from pipeline.errors import PoisonedBatchError, RetryableError, UnavailableError
             "G4",
             "G1, G2",
             "G6",
+            "audit",
         ),
+        seeds=150,
     ),
     Mutant(
         name="recent rows noted before the commit",
@@ -804,47 +810,6 @@ _RESTORES: Final = (
         ),
     ),
     Mutant(
-        name="age of the table checked before the restore only",
-        edits=(
-            (
-                _ACQUIRE,
-                """\
-        return self._outside.clock.now_ms() - positions.stamp_ms > self._settings.offline_max_ms
-""",
-                """\
-        return False
-""",
-            ),
-        ),
-        breaks=(
-            "G7",
-            "G5",
-            "G1",
-        ),
-        seeds=400,
-    ),
-    Mutant(
-        name="stamp of the table read after the commit",
-        edits=(
-            (
-                _TENURE,
-                """\
-        meta = TableMeta(positions=positions, state_position=Offset(committed.last_state_offset + 1))
-""",
-                """\
-        positions = msgspec.structs.replace(positions, stamp_ms=self._outside.clock.now_ms())
-        meta = TableMeta(positions=positions, state_position=Offset(committed.last_state_offset + 1))
-""",
-            ),
-        ),
-        breaks=(
-            "G7",
-            "G5",
-            "G1",
-        ),
-        seeds=400,
-    ),
-    Mutant(
         name="tombstones cleaned away too early",
         edits=(
             (
@@ -861,6 +826,7 @@ _RESTORES: Final = (
             "G7",
             "G5",
         ),
+        seeds=150,
     ),
 )
 
@@ -959,7 +925,7 @@ _INPUTS: Final = (
             "G5",
             "G1, G2",
         ),
-        seeds=200,
+        seeds=60,
     ),
     Mutant(
         name="events expired before they are read",
@@ -1133,24 +1099,6 @@ _INPUTS: Final = (
             "G1, G2",
         ),
     ),
-    Mutant(
-        name="refused pair tried together for ever",
-        edits=(
-            (
-                _TURNS,
-                """\
-        if not self._is_narrowed:
-""",
-                """\
-        if (self._inputs, self._timers) == self._full:
-""",
-            ),
-        ),
-        breaks=(
-            "G2",
-            "G1, G2",
-        ),
-    ),
 )
 
 _RULES: Final = (
@@ -1235,6 +1183,7 @@ _RULES: Final = (
         breaks=(
             "G5",
             "G4",
+            "audit",
         ),
     ),
     Mutant(
@@ -1268,6 +1217,7 @@ def _memory""",
             ),
         ),
         breaks=("G4",),
+        seeds=150,
     ),
     Mutant(
         name="version forgotten by an event without one",
@@ -1564,29 +1514,13 @@ _CONSUMERS: Final = (
             ),
         ),
         breaks=("G6",),
-        seeds=400,
-    ),
-    Mutant(
-        name="ledger's local table trusted without a restore",
-        edits=(
-            (
-                _LEDGER,
-                """\
-        self._end = bounds.end
-""",
-                """\
-        self._end = table.position() or bounds.end
-""",
-            ),
-        ),
-        breaks=("G6",),
-        seeds=400,
+        seeds=100,
     ),
     Mutant(
         name="rows of another group taken for ours",
         edits=((_APPLIED, 'f"{group}\\0{task.generation}', 'f"group\\0{task.generation}'),),
         breaks=("G6",),
-        seeds=400,
+        seeds=60,
     ),
     Mutant(
         name="group not proved",
@@ -1695,25 +1629,6 @@ _CONSUMERS: Final = (
             ),
         ),
         breaks=("G6",),
-    ),
-    Mutant(
-        name="work waits for a commit of a mere position",
-        edits=(
-            (
-                _SESSION,
-                """\
-        if self._commit_tries == 0 or not self._batch:
-""",
-                """\
-        if self._commit_tries == 0:
-""",
-            ),
-        ),
-        breaks=(
-            "G2",
-            "G6",
-        ),
-        seeds=400,
     ),
     Mutant(
         name="full buffer does not stop the fetching",
