@@ -159,8 +159,8 @@ def cli_page() -> str:
     """Every command with its options."""
     root = typer.main.get_command(build_app())
     parts = [
-        "# Command line\n\n" + NOTE + "Exit codes: 0 done, 1 a promise was found broken (`verify`, `demo`, `simulate`) or a bug was met, 2 usage, "
-        "3 not found, 4 refused, 5 unavailable.\n"
+        "# Command line\n\n" + NOTE + "Exit codes: 0 done, 1 a promise was found broken (`verify`, "
+        "`demo`, `simulate`) or a bug was met, 2 usage, 3 not found, 4 refused, 5 unavailable.\n"
         "Every command takes `--json` (that of `bench` names a file).\n"
         "Durations are `30m`, `1h30m`, `2d`; instants are RFC 3339 with an offset.\n"
     ]

@@ -78,6 +78,21 @@ Done = Callable[[Receipt | DuetasksError], None]
 """Called once, from the sender's thread, with what became of an event; it must be quick and must not raise."""
 
 
+def receipt_of(message: Message, topic: str, event_id: str) -> Receipt:
+    """What an acknowledged message says of its event.
+
+    librdkafka takes "I had that already" for an acknowledgement too, and then nobody tells where the record stands.
+    """
+    offset = message.offset()
+    return Receipt(
+        topic=topic,
+        partition=Partition(message.partition()),
+        offset=Offset(-1 if offset is None else offset),
+        timestamp_ms=InstantMs(-1 if offset is None else message.timestamp()[1]),
+        event_id=event_id,
+    )
+
+
 class EventSender:
     """One librdkafka producer and the thread that serves it; safe to use from several threads.
 
@@ -211,15 +226,7 @@ class EventSender:
         self._troubles_logged.clear()  # the next outage is told again
         partition = message.partition()
         self._transmissions.acknowledged(partition)
-        report.done(
-            Receipt(
-                topic=self._topic,
-                partition=Partition(partition),
-                offset=Offset(message.offset()),
-                timestamp_ms=InstantMs(message.timestamp()[1]),
-                event_id=report.event.event_id,
-            )
-        )
+        report.done(receipt_of(message, self._topic, report.event.event_id))
 
     def on_failed(self, report: "_Report", error: KafkaError, message: Message) -> None:
         """It was not acknowledged; where that leaves a doubt, the next statistics decide."""

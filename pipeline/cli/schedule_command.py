@@ -168,6 +168,12 @@ def _await_verdict(settings: "Settings", event: Event, receipt: "Receipt", wait_
     """The agent's answer once the event was applied; raises `UnavailableError` when the time is over."""
     from pipeline.adapters.agent_client import AgentClient  # noqa: PLC0415  # slow imports stay out of --help
 
+    if not receipt.is_placed:
+        raise NoVerdictError(
+            "The event is sent and stays so, but the broker did not tell where it stands, so its verdict can't be "
+            f"waited for: see `duetasks why {event.task_id}`",
+            receipt=_receipt_fields(event, receipt),
+        )
     until_s, pause_s = time.monotonic() + wait_ms / 1000, _POLL_FIRST_S
     fault = "no agent has come to it yet"
     with closing(AgentClient(settings, patience_s=wait_ms / 1000)) as agent:
@@ -203,7 +209,8 @@ def _receipt_fields(event: Event, receipt: "Receipt") -> dict[str, Any]:
 
 
 def _receipt_lines(event: Event, receipt: "Receipt") -> list[str]:
-    place = f"{receipt.topic}, partition {receipt.partition}, offset {receipt.offset}"
+    offset = f"offset {receipt.offset}" if receipt.is_placed else "at an offset that the broker did not tell"
+    place = f"{receipt.topic}, partition {receipt.partition}, {offset}"
     due_at_ms = _due_at_ms(event, receipt)
     due = "" if due_at_ms is None else f", to be due {format_instant(InstantMs(due_at_ms))}"
     asked = "cancel" if isinstance(event, Cancel) else "schedule"
@@ -224,7 +231,9 @@ def _verdict_lines(answer: dict[str, Any]) -> list[str]:
 def _due_at_ms(event: Event, receipt: "Receipt") -> int | None:
     if isinstance(event, Cancel):
         return None
-    return event.due_at_ms if event.delay_ms is None else receipt.timestamp_ms + event.delay_ms
+    if event.delay_ms is None:
+        return event.due_at_ms
+    return receipt.timestamp_ms + event.delay_ms if receipt.is_placed else None
 
 
 def _payload(text: str) -> bytes:

@@ -10,13 +10,22 @@ __all__ = ["Outcome", "Receipt"]
 
 
 class Receipt(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """The broker has the event, on all in-sync replicas: where it stands, and when the broker appended it."""
+    """The broker has the event, on all in-sync replicas: where it stands, and when the broker appended it.
+
+    Both are -1 (`is_placed` is false) if an earlier attempt of the client had got through already, and the broker only
+    said so: rare, after an outage. The event counts all the same.
+    """
 
     topic: str
     partition: Partition
     offset: Offset
     timestamp_ms: InstantMs
     event_id: str
+
+    @property
+    def is_placed(self) -> bool:
+        """Whether the broker told where the event stands."""
+        return self.offset >= 0
 
 
 class Outcome(msgspec.Struct, frozen=True, kw_only=True):

@@ -135,7 +135,7 @@ def _told(lines: Iterable[Line]) -> dict[Place, tuple[str, int]]:
     told: dict[Place, tuple[str, int]] = {}
     placed: defaultdict[str, list[Line]] = defaultdict(list)
     for line in lines:
-        if line.what is What.ACKNOWLEDGED:
+        if line.what is What.ACKNOWLEDGED and line.offset >= 0:
             told[line.partition, line.offset] = (line.event_id, line.at_ms)
         elif line.what is What.PLACED:
             placed[line.attempt].append(line)
@@ -151,6 +151,10 @@ def _vanished(story: Story) -> Iterator[str]:
     for place, (event_id, _) in _told(story.lines).items():
         if log.get(place) != event_id:
             yield f"G1: {event_id} was acknowledged at {place}, and there is {log.get(place)}"
+    somewhere = frozenset(log.values())
+    for line in story.lines:  # "I had that already": acknowledged, and no one told where
+        if line.what is What.ACKNOWLEDGED and line.offset < 0 and line.event_id not in somewhere:
+            yield f"G1: {line.event_id} was acknowledged, and is nowhere"
 
 
 def _unapplied(story: Story) -> Iterator[str]:

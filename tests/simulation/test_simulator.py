@@ -35,10 +35,11 @@ def _fresh_seeds(first: int) -> Iterator[int]:
         yield seed
 
 
-def test_no_promise_breaks_in_worlds_that_nobody_has_seen_before() -> None:
+def test_no_promise_breaks_in_worlds_that_nobody_has_seen_before(capsys: pytest.CaptureFixture[str]) -> None:
     """Each run looks where none has looked; a failure comes with its seed, shrunk, and the command that repeats it."""
     first, tally = secrets.randbelow(SEED_END), Tally()
-    print(f"seeds from {first} on, {STEPS} steps")
+    with capsys.disabled():
+        print(f"\nseeds from {first} on, {STEPS} steps")  # noqa: T201  # whoever reads the log of a run wants to know
 
     with closing(outcomes(_fresh_seeds(first), STEPS)) as running:
         for outcome in running:
@@ -46,7 +47,9 @@ def test_no_promise_breaks_in_worlds_that_nobody_has_seen_before() -> None:
             if outcome.failure is not None:
                 pytest.fail(tell(*shrink(draw_plan(outcome.seed, STEPS), outcome)))
 
-    print(f"{tally.simulations} worlds, {tally.virtual_hours:.0f} hours, {tally.faults.total()} faults")
+    with capsys.disabled():
+        faults = tally.faults.total()
+        print(f"{tally.simulations} worlds, {tally.virtual_hours:.0f} hours, {faults} faults")  # noqa: T201  # the same
     assert tally.simulations >= WORLDS_MIN
     assert tally.emissions > tally.simulations
     assert tally.applied > tally.simulations

@@ -163,6 +163,14 @@ def test_cancel_below_the_fence_convicts_without_any_clock() -> None:
     assert counts(judge(story)) == {"wrongly_fired": 1}
 
 
+@pytest.mark.parametrize(("event", "lost"), [(SCHEDULE, {}), (CANCEL, {"lost": 1})])
+def test_event_acknowledged_at_a_place_that_nobody_told_must_be_somewhere(event: Event, lost: dict[str, int]) -> None:
+    """The broker had it already, says the client: then it is in the log, or it is lost."""
+    line = Line(what=What.ACKNOWLEDGED, attempt="a9", event_id=event.event_id, partition=0, offset=-1)
+
+    assert counts(judge(msgspec.structs.replace(RIGHT, lines=(*RIGHT.lines, line)))) == lost
+
+
 def test_transaction_counts_from_its_commit_and_not_at_all_once_aborted() -> None:
     """For a transactional upstream "acknowledged" is that its commit returned."""
     placed = Line(what=What.PLACED, attempt="t1", event_id="e1", partition=0, offset=1, at_ms=InstantMs(600))
