@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from tests.chaos.report import Report
 
-pytestmark = [pytest.mark.chaos, pytest.mark.timeout(420)]
+pytestmark = [pytest.mark.chaos, pytest.mark.timeout(540)]
 
 KAFKA_IS_WELL = [
     Kind.AGENT_KILLED,
