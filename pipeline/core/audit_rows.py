@@ -8,6 +8,7 @@ from pipeline.core.audit_requests import Request, Standing
 from pipeline.core.audit_view import PartitionView, Seen
 from pipeline.core.durations import format_instant
 from pipeline.core.events import Schedule
+from pipeline.core.lifecycle import has_seen
 from pipeline.core.tasks import InstantMs, Status, TaskId, TaskState
 
 __all__ = ["RowJudge"]
@@ -86,6 +87,9 @@ class RowJudge:
             return Unprovable.FORGOTTEN if view.has_all_events else Unprovable.EVENTS_GONE
         if self._row is not None and self._row.changed_later:
             return Unprovable.CHANGED_MEANWHILE
+        is_known = self._state is not None and request.digest and has_seen(self._state.event_hashes, request.digest)
+        if is_known and not view.has_all_events:
+            return Unprovable.EVENTS_GONE  # a second sending: of the first, only the row remembers
         if not view.keeps_emission_of(request.place, self._target(request.target_topic)):
             return Unprovable.EMISSIONS_GONE
         return None if view.keeps_dead(request.offset) else Unprovable.DEAD_TASKS_GONE

@@ -46,6 +46,7 @@ __all__ = [
     "apply_event",
     "apply_rejection",
     "event_hash",
+    "has_seen",
     "mark_dead",
     "mark_emitted",
     "mark_purged",
@@ -131,7 +132,7 @@ def apply_event(
     Deterministic: the only instant used is the record's append time, so replay gives the same answer.
     """
     digest = event_hash(event.event_id) if event.event_id else b""
-    if state is not None and digest and _has_seen(state.event_hashes, digest):
+    if state is not None and digest and has_seen(state.event_hashes, digest):
         return Transition(state, Verdict.DUPLICATE)
     known = state.version if state is not None else 0
     version = max(known, event.version)
@@ -294,7 +295,8 @@ def _noted(state: TaskState, event: Event, origin: Origin, digest: bytes, versio
     return Transition(after, verdict)
 
 
-def _has_seen(hashes: bytes, digest: bytes) -> bool:
+def has_seen(hashes: bytes, digest: bytes) -> bool:
+    """Whether a task's memory (`TaskState.event_hashes`) holds the event of that hash."""
     at = hashes.find(digest)
     while at >= 0 and at % EVENT_HASH_BYTES:
         at = hashes.find(digest, at + 1)
