@@ -33,12 +33,12 @@ def run_chaos(folder: Path, cache_dir: Path, **options: Any) -> Report:  # noqa:
     print(f"seed {plan.seed}", *plan.faults, sep="\n")  # noqa: T201 - shown by pytest when it fails
     report = Run(plan, folder, cache_dir=cache_dir, on_progress=print).report()
     print(*(f"{row['what']:60} {row['value']}" for row in rows(report)), sep="\n")  # noqa: T201 - the same
-    assert report.emitted > 500, "a load that shows nothing"
+    assert report.emitted > 300, "a load that shows nothing"
     assert report.faults == len(plan.faults)
     return report
 
 
-@pytest.mark.parametrize(("nodes", "faults_s"), [(1, 45.0), (3, 60.0)])
+@pytest.mark.parametrize(("nodes", "faults_s"), [(1, 30.0), (3, 45.0)])
 def test_promises_hold_whatever_is_killed_or_frozen(
     nodes: int, faults_s: float, tmp_path: Path, kafka_cache_dir: Path
 ) -> None:
@@ -51,7 +51,7 @@ def test_promises_hold_whatever_is_killed_or_frozen(
 
 def test_agents_and_consumers_that_die_in_a_row_break_nothing(tmp_path: Path, kafka_cache_dir: Path) -> None:
     """At any step of their work; and as Kafka itself is well all the time, every event has a known outcome."""
-    report = run_chaos(tmp_path, kafka_cache_dir, nodes=1, faults_s=40.0, kinds=KAFKA_IS_WELL)
+    report = run_chaos(tmp_path, kafka_cache_dir, nodes=1, faults_s=25.0, kinds=KAFKA_IS_WELL)
 
     assert report.sentences == []
     assert report.is_right

@@ -20,7 +20,7 @@ from pipeline.testing.simulator.telling import tell
 pytestmark = pytest.mark.simulation
 
 STEPS: Final = 80
-FOR_S: Final = 110
+FOR_S: Final = 75
 WORLDS_MIN: Final = 100
 SEED_END: Final = 10**9
 CORPUS: Final = sorted((Path(__file__).parent / "corpus").glob("*.json"))
