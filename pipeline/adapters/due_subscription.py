@@ -381,6 +381,6 @@ def _bounds(consumer: Any, topic: str, partition: int) -> tuple[int, int]:  # no
         # it for minutes: asked for the topic by name, it learns.
         consumer.list_topics(topic, timeout=_CALL_TIMEOUT_S)
         bounds = consumer.get_watermark_offsets(place, timeout=_CALL_TIMEOUT_S, cached=False)
-    if bounds is None:
+    if bounds is None or min(bounds) < 0:  # -1001 stands for "not known", while leaders change
         raise UnavailableError(f"The bounds of {topic}-{partition} did not come within {_CALL_TIMEOUT_S:g} s.")
     return int(bounds[0]), int(bounds[1])

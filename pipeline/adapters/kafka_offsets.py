@@ -74,7 +74,7 @@ class KafkaOffsets:
                 answers = self._admin.list_offsets(wanted, isolation_level=isolation_level, request_timeout=DEADLINE_S)
                 found = {}
                 for place, future in answers.items():
-                    found[place.topic, place.partition] = Offset((await _result(future)).offset)
+                    found[place.topic, place.partition] = _told((await _result(future)).offset)
             except KafkaException as error:
                 left = deadline - asyncio.get_running_loop().time()
                 if error.args[0].code() not in _RETRIABLE or left <= 0:
@@ -209,6 +209,16 @@ def _fail(waiting: Mapping[int, list[asyncio.Future[Offset]]], error: Exception)
         for future in futures:
             if not future.done():
                 future.set_exception(error)
+
+
+def _told(offset: int) -> Offset:
+    """The offset of an answer that tells one: librdkafka hands -1001 over as an answer while leaders change.
+
+    Taken for an end it would look as if records had been lost.
+    """
+    if offset < 0:
+        raise KafkaException(KafkaError(KafkaError.OFFSET_NOT_AVAILABLE, f"the answer was {offset}"))
+    return Offset(offset)
 
 
 async def _result(future: "Future[Any]") -> Any:  # noqa: ANN401  # whatever the admin call answers

@@ -37,6 +37,8 @@ class KafkaPartitionLog:
         # In this order: an end that was asked for later lies no lower.
         stable_end = await self._ask(topic, partition, OffsetSpec.latest(), committed)
         end = await self._ask(topic, partition, OffsetSpec.latest(), uncommitted)
+        if min(start, stable_end, end) < 0:  # what librdkafka says for "not known", while leaders change
+            raise UnavailableError(f"The offsets of {topic}/{partition} are not known just now: try again.")
         return LogBounds(start=Offset(start), stable_end=Offset(stable_end), end=Offset(end))
 
     async def offset_at(self, topic: str, partition: int, at_ms: InstantMs) -> Offset | None:
