@@ -12,6 +12,7 @@ from typing import Any, Final, NoReturn, Protocol
 import structlog
 from confluent_kafka import KafkaError, KafkaException, Producer, TopicPartition
 
+from pipeline.adapters.bounded_call import bounded
 from pipeline.adapters.hanging_transactions import abort_hanging
 from pipeline.core.tasks import Offset
 from pipeline.errors import (
@@ -141,11 +142,7 @@ class KafkaLedgerTransaction:
                 # other producer's, the abort costs a round.
                 self._producer.abort_transaction(_left_s(deadline_s))
                 report = self._fill(batch, deadline_s)
-            self._producer.send_offsets_to_transaction(
-                [TopicPartition(self._due, self._partition, batch.position)],
-                self._group.group_metadata(),
-                _left_s(deadline_s),
-            )
+            self._send_offset(batch.position, deadline_s)
         except (KafkaException, BufferError, RuntimeError, UnavailableError) as error:
             self._give_up(error)
         except SystemError as error:
@@ -168,12 +165,13 @@ class KafkaLedgerTransaction:
         if is_pending or self._group.is_open(self._ledger, self._partition):
             # The offset is aborted, whichever it is.
             offsets = [TopicPartition(self._due, self._partition, 0)], self._group.group_metadata()
-            abort_hanging(
-                self._producer,
-                [self._ledger],
-                partition=self._partition,
-                timeout_s=self._timeout_ms / 1000,
-                offsets=offsets,
+            timeout_s = self._timeout_ms / 1000
+            bounded(
+                lambda: abort_hanging(
+                    self._producer, [self._ledger], partition=self._partition, timeout_s=timeout_s, offsets=offsets
+                ),
+                3 * timeout_s,  # it flushes, sends and aborts
+                f"end what hangs on partition {self._partition}",
             )
         self._settled.add((self._ledger, self._partition))
 
@@ -183,6 +181,16 @@ class KafkaLedgerTransaction:
         self._produce(batch, report)
         self._flush(report, deadline_s)
         return report
+
+    def _send_offset(self, position: Offset, deadline_s: float) -> None:
+        """Add the group's offset; bounded, for librdkafka (2.16) may wait for ever for a coordinator that is gone."""
+        place, metadata = TopicPartition(self._due, self._partition, position), self._group.group_metadata()
+        left_s = _left_s(deadline_s)
+        bounded(
+            lambda: self._producer.send_offsets_to_transaction([place], metadata, left_s),
+            left_s,
+            f"add the offset of partition {self._partition} to its transaction",
+        )
 
     def _stands_behind_open(self, report: "_Report") -> bool:
         """Whether something was open where we now write for the first time: dead tasks and outputs."""
