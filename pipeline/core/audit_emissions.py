@@ -9,7 +9,7 @@ from typing import Final
 
 import msgspec
 
-from pipeline.core.audit import Code, Finding, Promise, Tally, Unprovable
+from pipeline.core.audit import Code, Promise, Tally, Unprovable
 from pipeline.core.audit_view import PartitionView
 from pipeline.core.tasks import InstantMs, Offset
 
@@ -147,14 +147,4 @@ class GenerationAudit:
 
     def _violated(self, code: Code, topic: str, offset: int, at_ms: InstantMs, task_id: str, detail: str) -> None:
         if self._view.covers(at_ms):
-            self._tally.violated(
-                Finding(
-                    code=code,
-                    topic=topic,
-                    partition=self._view.partition,
-                    offset=offset,
-                    at_ms=at_ms,
-                    detail=detail,
-                    task_id=task_id,
-                )
-            )
+            self._tally.violated(self._view.finding(code, topic, offset, at_ms, detail, task_id))

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Collection
 
-from pipeline.core.audit import Code, Finding, Outcome, Promise, Tally, Unprovable
+from pipeline.core.audit import Code, Outcome, Promise, Tally, Unprovable
 from pipeline.core.audit_fold import Histories
 from pipeline.core.audit_requests import Request, Standing
 from pipeline.core.audit_view import PartitionView, Seen
@@ -181,17 +181,7 @@ class RowJudge:
         return state.status is Status.SCHEDULED and state.payload != event.payload
 
     def _violated(self, code: Code, topic: str, offset: int, at_ms: InstantMs, detail: str) -> None:
-        self._tally.violated(
-            Finding(
-                code=code,
-                topic=topic,
-                partition=self._view.partition,
-                offset=offset,
-                at_ms=at_ms,
-                detail=detail,
-                task_id=self._task_id,
-            )
-        )
+        self._tally.violated(self._view.finding(code, topic, offset, at_ms, detail, self._task_id))
 
 
 def _told(state: TaskState | None) -> str:

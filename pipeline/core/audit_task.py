@@ -10,7 +10,7 @@ stands on its own is judged: an emission's evidence, and that nothing below its 
 
 from collections.abc import Callable
 
-from pipeline.core.audit import Code, Finding, Outcome, Promise, Tally, Unprovable
+from pipeline.core.audit import Code, Outcome, Promise, Tally, Unprovable
 from pipeline.core.audit_evidence import content_fault, evidence_fault
 from pipeline.core.audit_fold import BURIALS_MAX, Histories
 from pipeline.core.audit_requests import Request, Requests, Standing
@@ -232,17 +232,7 @@ class TaskAudit:
         return Unprovable.FORGOTTEN if self._view.has_all_events else Unprovable.EVENTS_GONE
 
     def _violated(self, code: Code, topic: str, offset: int, at_ms: InstantMs, detail: str) -> None:
-        self._tally.violated(
-            Finding(
-                code=code,
-                topic=topic,
-                partition=self._view.partition,
-                offset=offset,
-                at_ms=at_ms,
-                detail=detail,
-                task_id=self._task_id,
-            )
-        )
+        self._tally.violated(self._view.finding(code, topic, offset, at_ms, detail, self._task_id))
 
 
 def _request(event: Event, origin: Origin, place: int) -> Request:

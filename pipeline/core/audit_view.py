@@ -4,6 +4,7 @@ from typing import Final
 
 import msgspec
 
+from pipeline.core.audit import Code, Finding
 from pipeline.core.tasks import DurationMs, InstantMs, Offset, TaskState
 
 __all__ = ["NEVER", "PartitionView", "Seen"]
@@ -50,6 +51,18 @@ class PartitionView(msgspec.Struct, frozen=True, kw_only=True):
     def has_all_events(self) -> bool:
         """Whether no event was ever removed."""
         return self.events_whole_from == 0 and self.generation_base == 0
+
+    def finding(self, code: Code, topic: str, offset: int, at_ms: InstantMs, detail: str, task_id: str) -> Finding:
+        """A violation that a record of this partition shows."""
+        return Finding(
+            code=code,
+            topic=topic,
+            partition=self.partition,
+            offset=offset,
+            at_ms=at_ms,
+            detail=detail,
+            task_id=task_id,
+        )
 
     def covers(self, at_ms: int) -> bool:
         """Whether something of that instant was asked for."""
