@@ -273,16 +273,20 @@ class _Report:
 
         def delivered(error: KafkaError | None, message: Any) -> None:  # noqa: ANN401  # librdkafka's
             self.other(error, message)
-            if error is None:
+            if error is None and message.offset() is not None:
                 self.offsets[number] = Offset(message.offset())
 
         return delivered
 
     def other(self, error: KafkaError | None, message: Any) -> None:  # noqa: ANN401  # librdkafka's
         """Notes where it stands, or the first error; a purge that follows it is not the cause."""
-        if error is None:
+        offset = message.offset()
+        if error is None and offset is None:
+            # "I had that already", after a leader change. Without the place, the transaction is better begun anew.
+            error = KafkaError(KafkaError.OFFSET_NOT_AVAILABLE, "the broker did not tell where a record stands")
+        elif error is None:
             place = (message.topic(), message.partition())
-            self.first_offsets[place] = min(message.offset(), self.first_offsets.get(place, message.offset()))
+            self.first_offsets[place] = min(offset, self.first_offsets.get(place, offset))
         purged = {KafkaError._PURGE_QUEUE, KafkaError._PURGE_INFLIGHT}  # noqa: SLF001  # public codes
         if error is not None and (self.error is None or self.error.code() in purged):
             self.error = error

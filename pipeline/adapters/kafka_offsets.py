@@ -1,12 +1,13 @@
 """Asks leaders for the ends of partitions, and makes the fence's rounds."""
 
 import asyncio
-from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import structlog
 from confluent_kafka import IsolationLevel, KafkaError, KafkaException, Producer, TopicCollection, TopicPartition
 from confluent_kafka.admin import AdminClient, OffsetSpec
+from tenacity import AsyncRetrying, RetryCallState, retry_if_exception, stop_after_delay, wait_fixed
 
 from pipeline.core.tasks import Offset
 from pipeline.errors import RetryableError, TopicMismatchError, UnavailableError
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
 __all__ = ["FenceRounds", "KafkaOffsets", "WriteFence"]
 
 log = structlog.get_logger(__name__)
+
+Answer = TypeVar("Answer")
 
 DEADLINE_S: Final = 5.0
 RETRY_S: Final = 0.05
@@ -68,24 +71,39 @@ class KafkaOffsets:
     ) -> dict[tuple[str, int], Offset]:
         """Offsets by (topic, partition), one request a leader; raises `UnavailableError` after five seconds."""
         wanted = {TopicPartition(topic, partition): spec for topic, partition in places}
-        deadline = asyncio.get_running_loop().time() + DEADLINE_S
-        while True:
-            try:
-                answers = self._admin.list_offsets(wanted, isolation_level=isolation_level, request_timeout=DEADLINE_S)
-                found = {}
-                for place, future in answers.items():
-                    found[place.topic, place.partition] = _told((await _result(future)).offset)
-            except KafkaException as error:
-                left = deadline - asyncio.get_running_loop().time()
-                if error.args[0].code() not in _RETRIABLE or left <= 0:
-                    raise UnavailableError(f"the ends of {sorted(wanted)} can't be had: {error}") from error
-                await asyncio.sleep(RETRY_S)
-                await self._learn_leaders({place.topic for place in wanted})
-            else:
-                return found
 
-    async def _learn_leaders(self, topics: Iterable[str]) -> None:
-        """Ask who leads now: else librdkafka goes on asking with the leader epoch that it knows, and is refused."""
+        async def list_offsets() -> dict[tuple[str, int], Offset]:
+            answers = self._admin.list_offsets(wanted, isolation_level=isolation_level, request_timeout=DEADLINE_S)
+            return {
+                (place.topic, place.partition): _told((await _result(future)).offset)
+                for place, future in answers.items()
+            }
+
+        try:
+            return await self._persist(list_offsets, {place.topic for place in wanted})
+        except KafkaException as error:
+            raise UnavailableError(f"the ends of {sorted(wanted)} can't be had: {error}") from error
+
+    async def _persist(self, question: Callable[[], Awaitable[Answer]], topics: Collection[str]) -> Answer:
+        """The answer, asked for again within five seconds while leaders change; raises the last `KafkaException`."""
+
+        async def learn(_state: RetryCallState) -> None:
+            await self._learn_leaders(topics)
+
+        again = AsyncRetrying(
+            stop=stop_after_delay(DEADLINE_S),
+            wait=wait_fixed(RETRY_S),
+            retry=retry_if_exception(_may_pass),
+            before_sleep=learn,
+            reraise=True,
+        )
+        return await again(question)
+
+    async def _learn_leaders(self, topics: Collection[str]) -> None:
+        """Ask who leads now, and who controls.
+
+        Else librdkafka goes on asking with the leader epoch that it knows, and is refused; or a controller that went.
+        """
         for topic in topics:
             try:
                 await asyncio.to_thread(self._admin.list_topics, topic, METADATA_S)
@@ -94,20 +112,18 @@ class KafkaOffsets:
 
     async def identity(self, topic: str) -> TopicIdentity:
         """The topic's id and partition count, asked for after this call began."""
-        deadline = asyncio.get_running_loop().time() + DEADLINE_S
-        while True:
-            try:
-                answer = self._admin.describe_topics(TopicCollection([topic]), request_timeout=DESCRIBE_S)
-                described = await _result(answer[topic])
-            except KafkaException as error:
-                if error.args[0].code() == KafkaError.UNKNOWN_TOPIC_OR_PART:
-                    raise RetryableError(f"topic {topic} is gone") from error
-                if error.args[0].code() not in _RETRIABLE or asyncio.get_running_loop().time() >= deadline:
-                    raise UnavailableError(f"topic {topic} can't be described: {error}") from error
-                # librdkafka asks the controller that it knows of, and goes on asking one that was killed.
-                await self._learn_leaders([topic])
-            else:
-                return TopicIdentity(topic_id=str(described.topic_id), partition_count=len(described.partitions))
+
+        async def describe() -> TopicIdentity:
+            answer = self._admin.describe_topics(TopicCollection([topic]), request_timeout=DESCRIBE_S)
+            described = await _result(answer[topic])
+            return TopicIdentity(topic_id=str(described.topic_id), partition_count=len(described.partitions))
+
+        try:
+            return await self._persist(describe, [topic])
+        except KafkaException as error:
+            if error.args[0].code() == KafkaError.UNKNOWN_TOPIC_OR_PART:
+                raise RetryableError(f"topic {topic} is gone") from error
+            raise UnavailableError(f"topic {topic} can't be described: {error}") from error
 
 
 class FenceRounds:
@@ -179,10 +195,12 @@ class WriteFence:
             def settle() -> None:
                 if written.done():
                     return
-                if error is None:
-                    written.set_result(Offset(message.offset() + 1))
-                else:
+                if error is not None:
                     written.set_exception(UnavailableError(f"the fence record can't be written: {error}"))
+                elif message.offset() is None:  # "I had that already", after a leader change: nobody tells where
+                    written.set_exception(UnavailableError("the broker did not tell where the fence record stands"))
+                else:
+                    written.set_result(Offset(message.offset() + 1))
 
             loop.call_soon_threadsafe(settle)
 
@@ -209,6 +227,10 @@ def _fail(waiting: Mapping[int, list[asyncio.Future[Offset]]], error: Exception)
         for future in futures:
             if not future.done():
                 future.set_exception(error)
+
+
+def _may_pass(error: BaseException) -> bool:
+    return isinstance(error, KafkaException) and error.args[0].code() in _RETRIABLE
 
 
 def _told(offset: int) -> Offset:

@@ -115,6 +115,7 @@ class KafkaTransaction:
         self._other_faults: set[str] = set()
         self._last_offsets: dict[str, Offset] = {}
         self._moved = False
+        self._unplaced = False
         self._last_state_offset: Offset | None = None
 
     async def acquire(self) -> None:
@@ -143,6 +144,7 @@ class KafkaTransaction:
         self._other_faults.clear()
         self._last_offsets = {}
         self._moved = False
+        self._unplaced = False
         self._last_state_offset = None
         try:
             self._producer.begin_transaction()
@@ -193,6 +195,9 @@ class KafkaTransaction:
         if self._moved:
             await self.abort()
             raise OffsetsMovedError("somebody else wrote to a topic that tasks are emitted to")
+        if self._unplaced:
+            await self.abort()
+            raise RetryableError("the transaction was aborted: the broker did not tell where its records stand")
         self._careful = False
         assert self._last_state_offset is not None, "a committed transaction without its positions record"
         return Commit(last_state_offset=self._last_state_offset, last_offsets=self._last_offsets)
@@ -216,7 +221,7 @@ class KafkaTransaction:
 
     def _flush_and_commit(self) -> None:
         self._producer.flush(self._timeout_s)
-        if self._moved:
+        if self._moved or self._unplaced:
             return  # the caller aborts
         self._producer.commit_transaction(self._timeout_s)
 
@@ -266,13 +271,19 @@ class KafkaTransaction:
         if error is not None:
             self._note_refusal(error, message)
             return
-        self._last_offsets[message.topic()] = Offset(message.offset())
-        if expected is not None and message.offset() != expected:
+        offset = message.offset()
+        if offset is None:  # "I had that already", after a leader change: acknowledged, but nobody tells where
+            self._unplaced = True
+            return
+        self._last_offsets[message.topic()] = Offset(offset)
+        if expected is not None and offset != expected:
             self._moved = True
 
     def _note_last(self, error: KafkaError | None, message: Message) -> None:
         if error is not None:
             self._note_refusal(error, message)
+        elif message.offset() is None:
+            self._unplaced = True  # as above
         else:
             self._last_state_offset = Offset(message.offset())
 

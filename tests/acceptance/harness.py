@@ -29,6 +29,7 @@ from confluent_kafka.admin import (
     NewPartitions,
     ResourceType,
 )
+from tenacity import Retrying, retry_if_exception_type, stop_after_delay, wait_fixed
 
 from pipeline.adapters.avro_codec import AvroCodec
 from pipeline.adapters.topic_setup import apply_topics
@@ -46,6 +47,7 @@ PARTITIONS: Final = 2
 READY_WITHIN_S: Final = 45.0
 HTTP_TIMEOUT_S: Final = 5.0
 _POLL_S: Final = 0.05
+_END_WITHIN_S: Final = 30.0
 _LOG_LINES: Final = 40
 _STOP_S: Final = 20.0
 
@@ -82,6 +84,23 @@ def schedule(task_id: str, due_at_ms: int, **fields: Any) -> Schedule:  # noqa: 
 def cancel(task_id: str, **fields: Any) -> Cancel:  # noqa: ANN401 - handed on
     """An event that cancels a task."""
     return Cancel(task_id=TaskId(task_id), **fields)
+
+
+def end_offset(consumer: Consumer, topic: str, partition: int) -> int:
+    """Where a partition ends, for the consumer's isolation level; asked again while its leader changes."""
+    for attempt in Retrying(
+        stop=stop_after_delay(_END_WITHIN_S),
+        wait=wait_fixed(_POLL_S),
+        retry=retry_if_exception_type((KafkaException, LookupError)),
+        reraise=True,
+    ):
+        with attempt:
+            if attempt.retry_state.attempt_number > 1:
+                consumer.list_topics(topic, timeout=10)  # else it goes on asking the old leader
+            end = consumer.get_watermark_offsets(TopicPartition(topic, partition), timeout=10)[1]
+            if end < 0:
+                raise LookupError(f"{topic}-{partition} answered {end}, which stands for not known")
+    return int(end)
 
 
 class Agent:
@@ -246,7 +265,7 @@ class TopicReader:
         self._consumer.close()
 
     def _end(self, partition: int) -> int:
-        return int(self._consumer.get_watermark_offsets(TopicPartition(self._topic, partition), timeout=10)[1])
+        return end_offset(self._consumer, self._topic, partition)
 
     def _take(self, message: Any) -> None:  # noqa: ANN401 - confluent's message
         error, partition, offset = message.error(), message.partition(), message.offset()
@@ -412,6 +431,18 @@ class Deployment:
         finally:
             reader.close()
 
+    def end_offsets(self, *topics: str) -> dict[tuple[str, int], int]:
+        """Where these topics end, markers included."""
+        consumer = Consumer({**self.settings.client_config(), "group.id": "ends"})
+        try:
+            return {
+                (topic, partition): end_offset(consumer, topic, partition)
+                for topic in topics
+                for partition in range(self.settings.partitions)
+            }
+        finally:
+            consumer.close()
+
     def group_is_at_the_end(self) -> bool:
         """Whether the agents' group has committed the end of every partition of `task-events`, for its observers."""
         places = [TopicPartition(self.topics.events, n) for n in range(self.settings.partitions)]
@@ -419,7 +450,7 @@ class Deployment:
         observer = Consumer(client)
         try:
             committed = observer.committed(places, timeout=10)
-            return all(place.offset == observer.get_watermark_offsets(place, timeout=10)[1] for place in committed)
+            return all(place.offset == end_offset(observer, place.topic, place.partition) for place in committed)
         finally:
             observer.close()
 

@@ -275,17 +275,9 @@ def record_counts(deployment: Deployment) -> dict[str, int]:
 
 
 def end_offsets(deployment: Deployment) -> dict[tuple[str, int], int]:
-    """Where the topics end, markers included."""
+    """Where the topics end that agents and consumers write to."""
     topics = deployment.topics
-    consumer = Consumer({**deployment.settings.client_config(), "group.id": "ends"})
-    try:
-        return {
-            (name, partition): consumer.get_watermark_offsets(TopicPartition(name, partition), timeout=10)[1]
-            for name in (topics.events, topics.state, topics.due, topics.dead, topics.applied)
-            for partition in range(deployment.settings.partitions)
-        }
-    finally:
-        consumer.close()
+    return deployment.end_offsets(topics.events, topics.state, topics.due, topics.dead, topics.applied)
 
 
 def due_records(deployment: Deployment) -> tuple[list[Any], list[Any]]:

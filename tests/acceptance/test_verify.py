@@ -12,7 +12,7 @@ from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from confluent_kafka import Consumer, Producer, TopicPartition
+from confluent_kafka import Producer
 
 from pipeline.adapters.audit_codec import AvroAuditCodec
 from pipeline.adapters.consumer_codec import AvroConsumerCodec
@@ -101,15 +101,10 @@ def environment(deployment: Deployment, name: str) -> dict[str, str]:
 
 
 def end_offsets(deployment: Deployment) -> dict[tuple[str, int], int]:
-    """Where the topics end, markers included."""
+    """Where the topics end that an audit reads."""
     topics = deployment.topics
     names = (topics.events, topics.progress, topics.state, topics.due, topics.dead, topics.applied)
-    with closing(Consumer({**deployment.settings.client_config(), "group.id": "ends"})) as consumer:
-        return {
-            (name, partition): consumer.get_watermark_offsets(TopicPartition(name, partition), timeout=10)[1]
-            for name in names
-            for partition in range(deployment.settings.partitions)
-        }
+    return deployment.end_offsets(*names)
 
 
 def duetasks(deployment: Deployment, *arguments: str) -> tuple[int, str, str]:

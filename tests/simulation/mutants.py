@@ -1159,7 +1159,7 @@ _RULES: Final = (
             (
                 _LIFE,
                 """\
-    if state is not None and digest and _has_seen(state.event_hashes, digest):
+    if state is not None and digest and has_seen(state.event_hashes, digest):
 """,
                 """\
     if False:
