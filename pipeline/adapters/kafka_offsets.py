@@ -102,7 +102,7 @@ class KafkaOffsets:
     async def _learn_leaders(self, topics: Collection[str]) -> None:
         """Ask who leads now, and who controls.
 
-        Else librdkafka goes on asking with the leader epoch that it knows, and is refused; or a controller that went.
+        Else librdkafka goes on asking with the leader epoch that it knows, or asks a controller that is gone.
         """
         for topic in topics:
             try:

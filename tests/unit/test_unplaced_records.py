@@ -1,9 +1,9 @@
 """What follows when the broker has a record and does not say where: nothing may be reckoned from such an answer."""
 
 import asyncio
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
@@ -13,10 +13,12 @@ from pipeline.adapters.kafka_offsets import WriteFence
 from pipeline.adapters.kafka_transaction import KafkaTransaction
 from pipeline.core.tasks import Offset
 from pipeline.errors import RetryableError, UnavailableError
-from pipeline.ports import TopicIdentity
+from pipeline.ports import Commit, TopicIdentity
 from pipeline.service.consumer_ports import LedgerBatch
 
 pytestmark = pytest.mark.unit
+
+Report = Callable[[KafkaError | None, SimpleNamespace], None]
 
 
 class Broker:
@@ -24,10 +26,10 @@ class Broker:
 
     def __init__(self, *unplaced: str) -> None:
         self._unplaced = unplaced
-        self._reports: list[Any] = []
+        self._reports: list[tuple[Report, SimpleNamespace]] = []
         self.ended: list[str] = []
 
-    def produce(self, topic: str, *_record: Any, on_delivery: Any, **_more: Any) -> None:
+    def produce(self, topic: str, *_record: object, on_delivery: Report, **_more: object) -> None:
         offset = None if topic in self._unplaced else 7
         message = SimpleNamespace(topic=lambda: topic, partition=lambda: 0, offset=lambda: offset)
         self._reports.append((on_delivery, message))
@@ -41,7 +43,7 @@ class Broker:
     def begin_transaction(self) -> None:
         """Nothing to do."""
 
-    def send_offsets_to_transaction(self, *_arguments: Any) -> None:
+    def send_offsets_to_transaction(self, *_arguments: object) -> None:
         """Nothing to do."""
 
     def commit_transaction(self, _timeout_s: float) -> None:
@@ -51,7 +53,7 @@ class Broker:
         self.ended.append("abort")
 
 
-async def committed(monkeypatch: pytest.MonkeyPatch, broker: Broker) -> Any:
+async def committed(monkeypatch: pytest.MonkeyPatch, broker: Broker) -> Commit:
     """What an owner's transaction with an emission and a row of state gives."""
     monkeypatch.setattr(kafka_transaction, "Producer", lambda _options: broker)
     with ThreadPoolExecutor(1) as executor:
