@@ -6,6 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
 import pytest
+from confluent_kafka import KafkaError
 
 from pipeline.adapters import kafka_offsets, kafka_transaction
 from pipeline.adapters.kafka_ledger import KafkaLedgerTransaction
