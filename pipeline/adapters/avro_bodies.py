@@ -9,6 +9,8 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Final
 
+from msgspec.structs import replace
+
 from pipeline.adapters.avro_primitives import (
     ZERO,
     MalformedBodyError,
@@ -18,8 +20,10 @@ from pipeline.adapters.avro_primitives import (
     read_blob,
     read_int32,
     read_long,
+    read_request_numbers,
     read_text,
     read_three_longs,
+    shared_long,
     text,
 )
 from pipeline.core.effects import DueTask
@@ -51,8 +55,11 @@ _THREE_EMPTY: Final = 3 * ZERO
 _FOUR_EMPTY: Final = 4 * ZERO
 
 _ONE: Final = long(1)
+_ONE_ITEM: Final = _ONE[0]
+"""The first byte of an array with one item."""
 _SCHEDULE, _CANCEL = long(0), long(1)
 _NOT_GIVEN: Final = long(-1)
+_NOT_FIRED: Final = ZERO + long(-1)
 # A cancel's due_at_ms, delay_ms, payload, content_type, headers, target_topic and tracking, none of them given.
 _NO_SCHEDULE: Final = ZERO + _NOT_GIVEN + 5 * ZERO
 
@@ -88,7 +95,7 @@ def encode_event_body(header: bytes, event: Event) -> bytes:
             _NOT_GIVEN if event.delay_ms is None else long(event.delay_ms),
             blob(event.payload),
             text(event.content_type),
-            _headers(event.headers) if event.headers else ZERO,
+            _headers(event.headers),
             text(event.target_topic),
             _tracking(event.tracking) if event.tracking is not None else ZERO,
             text(event.source),
@@ -101,10 +108,7 @@ def decode_event_body(value: bytes, at: int) -> Event:
     """The event in the bytes from `at` to the end."""
     event_id, at = read_text(value, at)
     task_id, at = read_text(value, at)
-    kind, at = read_long(value, at)
-    version, at = read_long(value, at)
-    due_at_ms, at = read_long(value, at)
-    delay_ms, at = read_long(value, at)
+    kind, version, due_at_ms, delay_ms, at = read_request_numbers(value, at)
     payload, at = read_blob(value, at)
     content_type = target_topic = ""
     headers, tracking = NO_HEADERS, None
@@ -148,28 +152,29 @@ def encode_state_body(header: bytes, state: TaskState) -> bytes:
     """`header` and a TaskState; raises `ValueError` or `TypeError` if a field doesn't fit."""
     due_at, wake_at = state.due_at_ms, state.wake_at_ms
     due_at_bytes = long(due_at)
+    fired_at = state.fired_at_ms
+    is_plain = not (state.occurrence or state.attempt or state.version)
+    has_only_payload = not (state.content_type or state.headers or state.target_topic)
     return b"".join(
         (
             header,
             text(state.task_id),
             _STATUS_BYTES[state.status],
             long(state.generation),
-            int32(state.occurrence) if state.occurrence else ZERO,
-            int32(state.attempt) if state.attempt else ZERO,
-            long(state.version) if state.version else ZERO,
+            _THREE_EMPTY if is_plain else int32(state.occurrence) + int32(state.attempt) + long(state.version),
             due_at_bytes,
             due_at_bytes if wake_at == due_at else long(wake_at),
-            long(state.changed_at_ms),
+            shared_long(state.changed_at_ms),
             blob(state.payload) if state.payload else ZERO,
-            text(state.content_type) if state.content_type else ZERO,
-            _headers(state.headers) if state.headers else ZERO,
-            text(state.target_topic) if state.target_topic else ZERO,
+            _THREE_EMPTY
+            if has_only_payload
+            else text(state.content_type) + _headers(state.headers) + text(state.target_topic),
             text(state.source) if state.source else ZERO,
-            long(state.created_at_ms),
+            shared_long(state.created_at_ms),
             _tracking(state.tracking) if state.tracking is not None else ZERO,
             blob(state.event_hashes) if state.event_hashes else ZERO,
-            _verdicts(state.verdicts) if state.verdicts else ZERO,
-            long(state.fired_at_ms) if state.fired_at_ms else ZERO,
+            _verdicts(state.verdicts),
+            long(fired_at) if fired_at else ZERO,
             long(state.emitted_offset),
         )
     )
@@ -180,47 +185,37 @@ def decode_state_body(value: bytes, at: int) -> TaskState:
     task_id, at = read_text(value, at)
     status, at = read_long(value, at)
     generation, at = read_long(value, at)
-    occurrence = attempt = version = 0
+    counts = content = None
     if value[at : at + 3] == _THREE_EMPTY:
         at += 3
     else:
-        occurrence, at = read_int32(value, at)
-        attempt, at = read_int32(value, at)
-        version, at = read_long(value, at)
+        counts, at = _read_counts(value, at)
     due_at_ms, wake_at_ms, changed_at_ms, at = read_three_longs(value, at)
     payload, at = read_blob(value, at)
-    content_type = target_topic = ""
-    headers = NO_HEADERS
     if value[at : at + 3] == _THREE_EMPTY:
         at += 3
     else:
-        content_type, at = read_text(value, at)
-        headers, at = _read_headers(value, at)
-        target_topic, at = read_text(value, at)
+        content, at = _read_content(value, at)
     source, at = read_text(value, at)
     created_at_ms, at = read_long(value, at)
-    tracking, at = _read_tracking(value, at)
+    tracking, at = _read_tracking(value, at) if value[at] else (None, at + 1)
     event_hashes, at = read_blob(value, at)
     verdicts, at = _read_verdicts(value, at)
-    fired_at_ms, at = read_long(value, at)
-    emitted_offset, at = read_long(value, at)
-    _check_end(value, at)
+    fired_at_ms, emitted_offset = 0, -1
+    if value[at:] != _NOT_FIRED:
+        fired_at_ms, at = read_long(value, at)
+        emitted_offset, at = read_long(value, at)
+        _check_end(value, at)
     if status < 0:
         raise MalformedBodyError(f"status is number {status}")
-    return TaskState(
+    state = TaskState(
         task_id=task_id,  # type: ignore[arg-type]  # as it was encoded, like all below
         status=_STATUSES[status],
         generation=generation,  # type: ignore[arg-type]
-        occurrence=occurrence,
-        attempt=attempt,
-        version=version,
         due_at_ms=due_at_ms,  # type: ignore[arg-type]
         wake_at_ms=wake_at_ms,  # type: ignore[arg-type]
         changed_at_ms=changed_at_ms,  # type: ignore[arg-type]
         payload=payload,
-        content_type=content_type,
-        headers=headers,
-        target_topic=target_topic,
         source=source,
         created_at_ms=created_at_ms,  # type: ignore[arg-type]
         tracking=tracking,
@@ -229,6 +224,23 @@ def decode_state_body(value: bytes, at: int) -> TaskState:
         fired_at_ms=fired_at_ms,  # type: ignore[arg-type]
         emitted_offset=emitted_offset,  # type: ignore[arg-type]
     )
+    return replace(state, **(counts or {}), **(content or {})) if counts or content else state
+
+
+def _read_counts(value: bytes, at: int) -> tuple[dict[str, int], int]:
+    """The fields between `generation` and `due_at_ms`, by name."""
+    occurrence, at = read_int32(value, at)
+    attempt, at = read_int32(value, at)
+    version, at = read_long(value, at)
+    return {"occurrence": occurrence, "attempt": attempt, "version": version}, at
+
+
+def _read_content(value: bytes, at: int) -> tuple[dict[str, object], int]:
+    """The fields between `payload` and `source`, by name."""
+    content_type, at = read_text(value, at)
+    headers, at = _read_headers(value, at)
+    target_topic, at = read_text(value, at)
+    return {"content_type": content_type, "headers": headers, "target_topic": target_topic}, at
 
 
 def encode_due_body(header: bytes, task: DueTask) -> bytes:
@@ -247,7 +259,7 @@ def encode_due_body(header: bytes, task: DueTask) -> bytes:
             fired_at_bytes,
             blob(task.payload),
             text(task.content_type) if task.content_type else ZERO,
-            _headers(task.headers) if task.headers else ZERO,
+            _headers(task.headers),
             text(task.source) if task.source else ZERO,
             long(task.version) if task.version else ZERO,
             long(task.scheduled_offset),
@@ -300,6 +312,8 @@ def decode_due_body(value: bytes, at: int) -> DueTask:
 
 
 def _headers(headers: Mapping[str, bytes]) -> bytes:
+    if not headers:
+        return ZERO
     parts = [long(len(headers))]
     for name, value in headers.items():
         parts += (text(name), blob(value))
@@ -336,31 +350,38 @@ def _read_tracking(value: bytes, at: int) -> tuple[Tracking | None, int]:
 
 
 def _verdicts(verdicts: tuple[VerdictEntry, ...]) -> bytes:
-    parts = [long(len(verdicts))]
+    if not verdicts:
+        return ZERO
+    raw = long(len(verdicts))
     for entry in verdicts:
-        parts += (
-            text(entry.event_id),
-            long(entry.offset),
-            _VERDICT_BYTES[entry.verdict],
-            text(entry.reason) if entry.reason else ZERO,
-        )
-    return b"".join(parts) + ZERO
+        reason = text(entry.reason) if entry.reason else ZERO
+        raw += text(entry.event_id) + long(entry.offset) + _VERDICT_BYTES[entry.verdict] + reason
+    return raw + ZERO
 
 
 def _read_verdicts(value: bytes, at: int) -> tuple[tuple[VerdictEntry, ...], int]:
+    if value[at] == _ONE_ITEM:  # as most tasks have it
+        entry, end = _read_verdict(value, at + 1)
+        if value[end] == 0:
+            return (entry,), end + 1
     entries = []
     count, at = _read_block(value, at)
     while count:
         for _ in range(count):
-            event_id, at = read_text(value, at)
-            offset, at = read_long(value, at)
-            verdict, at = read_long(value, at)
-            reason, at = read_text(value, at)
-            if verdict < 0:
-                raise MalformedBodyError(f"a verdict is number {verdict}")
-            entries.append(VerdictEntry(event_id=event_id, offset=offset, verdict=_VERDICTS[verdict], reason=reason))  # type: ignore[arg-type]  # as encoded
+            entry, at = _read_verdict(value, at)
+            entries.append(entry)
         count, at = _read_block(value, at)
     return tuple(entries), at
+
+
+def _read_verdict(value: bytes, at: int) -> tuple[VerdictEntry, int]:
+    event_id, at = read_text(value, at)
+    offset, at = read_long(value, at)
+    verdict, at = read_long(value, at)
+    reason, at = read_text(value, at) if value[at] else ("", at + 1)
+    if verdict < 0:
+        raise MalformedBodyError(f"a verdict is number {verdict}")
+    return VerdictEntry(event_id=event_id, offset=offset, verdict=_VERDICTS[verdict], reason=reason), at  # type: ignore[arg-type]  # as encoded
 
 
 def _read_block(value: bytes, at: int) -> tuple[int, int]:

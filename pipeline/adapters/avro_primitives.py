@@ -7,6 +7,8 @@ Source: Avro specification 1.12, "Binary encoding". Integers are read and writte
 tables: an instant of this age takes three look-ups instead of six turns of a loop.
 """
 
+from collections.abc import Callable
+from functools import lru_cache
 from struct import Struct
 from typing import Final
 
@@ -19,8 +21,10 @@ __all__ = [
     "read_blob",
     "read_int32",
     "read_long",
+    "read_request_numbers",
     "read_text",
     "read_three_longs",
+    "shared_long",
     "text",
 ]
 
@@ -28,6 +32,8 @@ ZERO: Final = b"\x00"
 """Nought, the empty string, the empty map or array, the first branch of a union: all are this byte."""
 
 _PAIR: Final = 1 << 14
+_TWO_PAIRS: Final = 1 << 28
+_THREE_PAIRS: Final = 1 << 42
 _PAIR_MASK: Final = _PAIR - 1
 _INT32_END: Final = 1 << 31
 _LAST_BYTE_MAX: Final = 0x7F
@@ -41,9 +47,12 @@ _BITS: Final = tuple((n & 0x7F) | (n >> 8 & 0x7F) << 7 for n in range(1 << 16))
 """Two bytes, read little-endian, to their 14 bits."""
 _three_pairs: Final = Struct("<HHH").unpack_from
 _nine_pairs: Final = Struct("<9H").unpack_from
+_request: Final = Struct("<BBHHHB").unpack_from
+_REQUEST_BYTES: Final = 9
 _SIX_BYTES: Final = 6
 _BOTH_MORE: Final = 0x8080
-"""In two bytes, the bits that say that another byte follows."""
+_FIRST_MORE: Final = 0x80
+"""In two bytes, the bits that say that another byte follows: after both, after the first only."""
 _LONG_OR_NEGATIVE: Final = 0x81
 """The bits of a length's first byte that say: there are more bytes, or it is less than nought."""
 
@@ -57,6 +66,10 @@ def long(number: int) -> bytes:
     z = number << 1 if number >= 0 else ~(number << 1)
     if z < _PAIR:
         return _LAST[z]
+    if z < _TWO_PAIRS:
+        return _MORE[z & _PAIR_MASK] + _LAST[z >> 14]
+    if z < _THREE_PAIRS:
+        return _MORE[z & _PAIR_MASK] + _MORE[z >> 14 & _PAIR_MASK] + _LAST[z >> 28]
     if z >= _ZIGZAG_END:
         raise ValueError(f"{number} does not fit in 64 bits")
     more = b""
@@ -64,6 +77,10 @@ def long(number: int) -> bytes:
         more += _MORE[z & _PAIR_MASK]
         z >>= 14
     return more + _LAST[z]
+
+
+shared_long: Final[Callable[[int], bytes]] = lru_cache(maxsize=1_024, typed=True)(long)
+"""As `long`, for instants that many values of a batch have in common, such as the append time of their records."""
 
 
 def int32(number: int) -> bytes:
@@ -93,10 +110,10 @@ def read_long(value: bytes, at: int) -> tuple[int, int]:
         return _read_any_long(value, at)
     low, mid, high = _three_pairs(value, at)
     if low & mid & _BOTH_MORE == _BOTH_MORE:
-        if high & _BOTH_MORE == _BOTH_MORE:
-            return _read_any_long(value, at)
-        if high & 0x80:  # six bytes, as an instant of this age has
+        if high & _BOTH_MORE == _FIRST_MORE:  # six bytes, as an instant of this age has
             z, at = _BITS[low] | _BITS[mid] << 14 | _BITS[high] << 28, at + 6
+        elif high & _BOTH_MORE == _BOTH_MORE:
+            return _read_any_long(value, at)
         else:
             z, at = _BITS[low] | _BITS[mid] << 14 | (high & 0x7F) << 28, at + 5
     elif not low & 0x8000:
@@ -138,13 +155,37 @@ def read_three_longs(value: bytes, at: int) -> tuple[int, int, int, int]:
         a, b, c, d, e, f, g, h, i = _nine_pairs(value, at)
         if a & b & d & e & g & h & _BOTH_MORE == _BOTH_MORE and c & f & i & 0x80 and not (c | f | i) & 0x8000:
             x = _BITS[a] | _BITS[b] << 14 | _BITS[c] << 28
-            y = _BITS[d] | _BITS[e] << 14 | _BITS[f] << 28
+            y = x if d == a and e == b and f == c else _BITS[d] | _BITS[e] << 14 | _BITS[f] << 28
             z = _BITS[g] | _BITS[h] << 14 | _BITS[i] << 28
             return (x >> 1) ^ -(x & 1), (y >> 1) ^ -(y & 1), (z >> 1) ^ -(z & 1), at + 3 * _SIX_BYTES
     first, at = read_long(value, at)
     second, at = read_long(value, at)
     third, at = read_long(value, at)
     return first, second, third, at
+
+
+def read_request_numbers(value: bytes, at: int) -> tuple[int, int, int, int, int]:
+    """Four longs in a row, and where the next field begins: as `read_long` four times.
+
+    Faster where the first, second and fourth take a byte each, and the third is an instant of this age.
+    """
+    if at + _REQUEST_BYTES <= len(value):
+        first, second, low, mid, high, fourth = _request(value, at)
+        is_small = first | second | fourth <= _LAST_BYTE_MAX
+        if is_small and low & mid & _BOTH_MORE == _BOTH_MORE and high & _BOTH_MORE == _FIRST_MORE:
+            z = _BITS[low] | _BITS[mid] << 14 | _BITS[high] << 28
+            return (
+                (first >> 1) ^ -(first & 1),
+                (second >> 1) ^ -(second & 1),
+                (z >> 1) ^ -(z & 1),
+                (fourth >> 1) ^ -(fourth & 1),
+                at + _REQUEST_BYTES,
+            )
+    first, at = read_long(value, at)
+    second, at = read_long(value, at)
+    third, at = read_long(value, at)
+    fourth, at = read_long(value, at)
+    return first, second, third, fourth, at
 
 
 def read_blob(value: bytes, at: int) -> tuple[bytes, int]:
@@ -154,13 +195,13 @@ def read_blob(value: bytes, at: int) -> tuple[bytes, int]:
     field, or of the end, meets.
     """
     byte = value[at]
-    if byte & _LONG_OR_NEGATIVE:
-        length, start = read_long(value, at)
-        if length < 0:
-            raise MalformedBodyError(f"a length is {length}")
-        return value[start : start + length], start + length
-    end = at + 1 + (byte >> 1)
-    return value[at + 1 : end], end
+    if not byte & _LONG_OR_NEGATIVE:
+        end = at + 1 + (byte >> 1)
+        return value[at + 1 : end], end
+    length, at = read_long(value, at)
+    if length < 0:
+        raise MalformedBodyError(f"a length is {length}")
+    return value[at : at + length], at + length
 
 
 def read_text(value: bytes, at: int) -> tuple[str, int]:

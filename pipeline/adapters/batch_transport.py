@@ -17,6 +17,7 @@ from aiokafka.errors import ConsumerStoppedError
 from faust.transport.drivers import aiokafka as driver
 from faust.types import ConsumerMessage
 
+from pipeline.adapters.fetched_records import all_records
 from pipeline.core.tasks import Offset
 from pipeline.ports import InputBatch
 
@@ -236,7 +237,7 @@ class _BatchThread(driver.AIOKafkaConsumerThread):  # type: ignore[misc]  # Faus
                 continue
             state = consumer._subscription.subscription.assignment.state_value(tp)  # noqa: SLF001  # the same
             start = state.position if state.has_valid_position else None
-            records = result.getall()
+            records = all_records(result)
             end = state.position if state.has_valid_position else None
             if start is None or end is None or end == start:
                 continue

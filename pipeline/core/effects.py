@@ -28,8 +28,11 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     generation_base: int = 0
 
 
-class DueTask(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """One emission, as consumers read it. `applied_offset` is how far `task-events` had been applied when it fired."""
+class DueTask(msgspec.Struct, frozen=True, gc=False):
+    """One emission, as consumers read it. `applied_offset` is how far `task-events` had been applied when it fired.
+
+    Id and generation may be given by position, for speed: see `TaskState`.
+    """
 
     task_id: str
     generation: int
@@ -72,8 +75,8 @@ def emission_id(state: TaskState, partition: Partition) -> str:
 def due_task(state: TaskState, partition: Partition, evidence: Evidence) -> DueTask:
     """The record that tells consumers that `state`'s task is due."""
     return DueTask(
-        task_id=state.task_id,
-        generation=state.generation,
+        state.task_id,
+        state.generation,
         occurrence=state.occurrence,
         attempt=state.attempt,
         emission_id=emission_id(state, partition),

@@ -202,8 +202,8 @@ def _finished(
     emitted_offset: Offset,
 ) -> TaskState:
     return TaskState(
-        task_id=state.task_id,
-        status=status,
+        state.task_id,
+        status,
         generation=state.generation,
         occurrence=state.occurrence,
         attempt=state.attempt,
@@ -232,8 +232,8 @@ def _schedule(
         due_at_ms = InstantMs(origin.append_at_ms + event.delay_ms)
     entry = VerdictEntry(event_id=event.event_id, offset=origin.offset, verdict=verdict)
     after = TaskState(
-        task_id=event.task_id,
-        status=Status.SCHEDULED,
+        event.task_id,
+        Status.SCHEDULED,
         generation=generation,
         version=version,
         due_at_ms=due_at_ms,

@@ -101,9 +101,11 @@ class VerdictEntry(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     reason: str = ""
 
 
-class TaskState(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+class TaskState(msgspec.Struct, frozen=True, gc=False):
     """All that is known of one task: a row of the timer table, and its public status.
 
+    Id and status may be given by position: CPython makes calls with more than 15 keywords the slow way (compile.c,
+    `STACK_USE_GUIDELINE`), which took as long as the rest of a SCHEDULE.
     `generation` 0 means never scheduled (only requests are remembered). `version` 0 means none seen.
     `wake_at_ms` is the instant of the task's one index entry; its kind follows from `status`.
     `fired_at_ms` and `emitted_offset` tell where the present generation's emission is, 0 and -1 before it.

@@ -45,15 +45,13 @@ class InputCursor:
         end = self.position
         skip = self._done
         for batch in self._batches:
-            records = batch.records
-            for at in range(skip, len(records)):
-                record = records[at]
-                weight = len(record.value or b"") + len(record.key or b"")
-                if taken and (len(taken) >= records_max or size + weight > bytes_max):
-                    return InputSlice(records=taken, end_position=end)
-                taken.append(record)
-                size += weight
-                end = Offset(record.offset + 1)
+            have = batch.records[skip : skip + records_max - len(taken)]
+            fitting, size = _fitting(have, size, bytes_max, is_first=not taken)
+            taken.extend(have[:fitting])
+            if skip + fitting < len(batch.records):
+                if fitting:
+                    end = Offset(have[fitting - 1].offset + 1)
+                break
             end = batch.end_position
             skip = 0
         return InputSlice(records=taken, end_position=end)
@@ -94,3 +92,15 @@ class InputCursor:
                 f"the input continues at {batch.start_position} instead of {self._fetched}: acquiring again"
             )
         self._source.seek(self._fetched)
+
+
+def _fitting(records: Sequence[InputRecord], size: int, bytes_max: int, *, is_first: bool) -> tuple[int, int]:
+    """How many of the records fit, and the bytes with them; the very first one always does."""
+    whole = size + sum(len(record.value or b"") + len(record.key or b"") for record in records)
+    if whole <= bytes_max:
+        return len(records), whole
+    for number, record in enumerate(records):
+        size += len(record.value or b"") + len(record.key or b"")
+        if size > bytes_max and not (is_first and number == 0):
+            return number, size
+    return len(records), size

@@ -4,19 +4,21 @@ from collections.abc import Iterable, Mapping
 from itertools import islice
 from typing import Final
 
-from pipeline.core.tasks import IndexEntry, Status, TaskId, TaskState, index_entry
+from pipeline.core.tasks import IndexEntry, InstantMs, Status, TaskId, TaskState, index_entry
 from pipeline.ports import Codec, TableRow, TimerTable
 
 __all__ = ["Overlay", "RecentRows"]
 
 RECENT_ROWS_MAX: Final = 8_000
+RECENT_AHEAD_MS: Final = 300_000
 RECENT_PAYLOAD_BYTES_MAX: Final = 1_024
 
 
 class RecentRows:
     """The rows that a tenure wrote last, decoded: a task that is due soon is fired without reading it back.
 
-    At most eight thousand of a partition, small ones only. Only what is committed and in the table may be put here.
+    At most eight thousand of a partition, small ones only, due within five minutes. Only what is committed and in the
+    table may be put here.
     """
 
     def __init__(self) -> None:
@@ -26,13 +28,14 @@ class RecentRows:
         """The row as the table has it, or None if it is not remembered."""
         return self._rows.get(task_id)
 
-    def note(self, changed: Mapping[TaskId, TaskState | None]) -> None:
-        """These rows were written; what will be looked at again only to be forgotten is not kept."""
-        rows = self._rows
+    def note(self, changed: Mapping[TaskId, TaskState | None], now_ms: InstantMs) -> None:
+        """These rows were written; what will not be looked at soon, or only to be forgotten, is not kept."""
+        rows, soon_ms = self._rows, now_ms + RECENT_AHEAD_MS
         for task_id, state in changed.items():
             rows.pop(task_id, None)
             if (
                 state is not None
+                and state.wake_at_ms <= soon_ms
                 and state.status is Status.SCHEDULED
                 and len(state.payload) <= RECENT_PAYLOAD_BYTES_MAX
                 and not state.headers
@@ -61,14 +64,19 @@ class Overlay:
         """Read those rows from the table that were not read yet, in one go."""
         before, recent = self._before, self._recent.get
         missing = []
-        for task_id in dict.fromkeys(task_ids):
+        for task_id in task_ids:
             if task_id not in before:
                 before[task_id] = known = recent(task_id)
                 if known is None:
                     missing.append(task_id)
         decode = self._codec.decode_state
         for task_id, value in zip(missing, self._table.get_many(missing), strict=True):
-            before[task_id] = None if value is None else decode(value)
+            if value is not None:
+                before[task_id] = decode(value)
+
+    def is_new(self, task_id: TaskId) -> bool:
+        """Whether the table has no row of that task; it must have been loaded."""
+        return self._before[task_id] is None
 
     def get(self, task_id: TaskId) -> TaskState | None:
         """The row as it stands with the changes; it must have been loaded."""

@@ -233,7 +233,7 @@ class Tenure:
         self._targets.committed(committed.last_offsets)
         meta = TableMeta(positions=positions, state_position=Offset(committed.last_state_offset + 1))
         self._owned.table.write(rows, encode_meta(meta, self._outside.codec))
-        self._recent.note(work.overlay.changed)
+        self._recent.note(work.overlay.changed, self._outside.clock.now_ms())
         self._owned.positions = positions
         self._written_ms = self._outside.clock.monotonic_ms()
         self._pass_over(work, inputs)

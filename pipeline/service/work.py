@@ -10,8 +10,8 @@ import structlog
 from pipeline.core.effects import DeadTask, DueTask, Evidence, due_task, emission_id
 from pipeline.core.events import Event, Origin, Reason, Rejection
 from pipeline.core.firing import plan_due
-from pipeline.core.lifecycle import apply_event, apply_rejection, mark_dead, mark_emitted, mark_purged
-from pipeline.core.partitioning import partition_for_key
+from pipeline.core.lifecycle import Transition, apply_event, apply_rejection, mark_dead, mark_emitted, mark_purged
+from pipeline.core.partitioning import keys_of_other_partitions
 from pipeline.core.positions import InputPosition, generation_of
 from pipeline.core.tasks import IndexEntry, IndexKind, InstantMs, Offset, TaskId, TaskState, Verdict
 from pipeline.ports import Codec, InputRecord, TimerTable
@@ -96,12 +96,15 @@ class Work:
     def apply(self, records: Sequence[InputRecord], admit: Admit) -> None:
         """Apply input records in order; what breaks a rule is set aside with its reason and delays nothing."""
         admitted = [self._admit(record, admit) for record in records]
-        self.overlay.load(event.task_id for event in admitted if event is not None and event.task_id is not None)
+        self.overlay.load([event.task_id for event in admitted if event is not None and event.task_id is not None])
+        strays = self._stray_keys(records, admitted)
         for record, event in zip(records, admitted, strict=True):
             if event is None:
                 continue
             if isinstance(event, Rejection):
                 self._refuse(record, event)
+            elif record.key in strays:
+                self._refuse(record, stray_rejection(event, self._settings.partition, self._partition_count))
             else:
                 self._apply_one(record, event)
         self.applied += len(records)
@@ -124,41 +127,43 @@ class Work:
             log.exception("decoding_raised", partition=self._settings.partition, offset=record.offset)
             return Rejection(reason=Reason.INTERNAL_ERROR, message=f"decoding raised {error!r}")
 
+    def _stray_keys(
+        self, records: Sequence[InputRecord], admitted: Sequence[Event | Rejection | None]
+    ) -> frozenset[bytes]:
+        """Keys that do not belong here; of a task that has a row that was found out before."""
+        is_new = self.overlay.is_new
+        new = []
+        for record, event in zip(records, admitted, strict=True):
+            if event is not None and not isinstance(event, Rejection) and is_new(event.task_id):
+                assert record.key is not None, "admission lets no event without a key pass"
+                new.append(record.key)
+        return keys_of_other_partitions(new, self._settings.partition, self._partition_count)
+
     def _apply_one(self, record: InputRecord, event: Event) -> None:
         before = self.overlay.get(event.task_id)
-        if before is None and self._is_stray(record.key):
-            self._refuse(record, stray_rejection(event, self._settings.partition, self._partition_count))
-            return
         try:
-            after, verdict = self._transition(before, event, record)
+            result = self._transition(before, event, record)
         except Exception:  # noqa: BLE001  # a bug met by one event must not stop the others; it is tried once more alone
             try:
-                after, verdict = self._transition(before, event, record)
+                result = self._transition(before, event, record)
             except Exception as error:
                 log.exception("core_raised", partition=self._settings.partition, offset=record.offset)
                 self._refuse(record, Rejection(reason=Reason.INTERNAL_ERROR, message=f"applying raised {error!r}"))
                 return
+        after = result.state
         if after is not before:
             self.overlay.put(event.task_id, after)
-        if after is None or verdict is Verdict.DUPLICATE:
-            self.passing.append((Offset(record.offset), verdict, ""))
+        if after is None or result.verdict is Verdict.DUPLICATE:
+            self.passing.append((Offset(record.offset), result.verdict, ""))
 
-    def _transition(
-        self, before: TaskState | None, event: Event, record: InputRecord
-    ) -> tuple[TaskState | None, Verdict]:
-        offset = Offset(record.offset)
-        result = apply_event(
+    def _transition(self, before: TaskState | None, event: Event, record: InputRecord) -> Transition:
+        return apply_event(
             before,
             event,
             self._origin(record),
-            generation=generation_of(self._place, offset),
+            generation=generation_of(self._place, Offset(record.offset)),
             retention_ms=self._settings.retention_ms,
         )
-        return result.state, result.verdict
-
-    def _is_stray(self, key: bytes | None) -> bool:
-        assert key is not None, "admission lets no event without a key pass"
-        return partition_for_key(key, self._partition_count) != self._settings.partition
 
     def _refuse(self, record: InputRecord, rejection: Rejection) -> None:
         """Set an event aside: a dead record, and the verdict in the task's row where it has one."""

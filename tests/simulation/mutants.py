@@ -525,7 +525,7 @@ from pipeline.errors import PoisonedBatchError, RetryableError, UnavailableError
             (
                 _TENURE,
                 """\
-        self._recent.note(work.overlay.changed)
+        self._recent.note(work.overlay.changed, self._outside.clock.now_ms())
 """,
                 "",
             ),
@@ -535,7 +535,7 @@ from pipeline.errors import PoisonedBatchError, RetryableError, UnavailableError
         committed = await transaction.commit()
 """,
                 """\
-        self._recent.note(work.overlay.changed)
+        self._recent.note(work.overlay.changed, self._outside.clock.now_ms())
         committed = await transaction.commit()
 """,
             ),
@@ -1047,7 +1047,11 @@ _INPUTS: Final = (
     Mutant(
         name="stray taken in",
         edits=(
-            (_WORK, "return partition_for_key(key, self._partition_count) != self._settings.partition", "return False"),
+            (
+                _WORK,
+                "return keys_of_other_partitions(new, self._settings.partition, self._partition_count)",
+                "return frozenset()",
+            ),
         ),
         breaks=(
             "G5",
@@ -1056,7 +1060,13 @@ _INPUTS: Final = (
     ),
     Mutant(
         name="strays told by another partitioner",
-        edits=((_WORK, "partition_for_key(key, self._partition_count)", "sum(key) % self._partition_count"),),
+        edits=(
+            (
+                _WORK,
+                "return keys_of_other_partitions(new, self._settings.partition, self._partition_count)",
+                "return frozenset(key for key in new if sum(key) % self._partition_count != self._settings.partition)",
+            ),
+        ),
         breaks=(
             "G1",
             "G1, G2",
@@ -1434,15 +1444,8 @@ def _memory""",
     Mutant(
         name="bound of a transaction ignored",
         edits=(
-            (
-                _CURSOR,
-                """\
-                if taken and (len(taken) >= records_max or size + weight > bytes_max):
-""",
-                """\
-                if False:
-""",
-            ),
+            (_CURSOR, "batch.records[skip : skip + records_max - len(taken)]", "batch.records[skip:]"),
+            (_CURSOR, "    if whole <= bytes_max:\n", "    if True:\n"),
         ),
         breaks=("bound",),
     ),

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.core.partitioning import murmur2, partition_for_key
+from pipeline.core.partitioning import keys_of_other_partitions, murmur2, partition_for_key
 
 pytestmark = pytest.mark.unit
 
@@ -57,3 +57,22 @@ def test_fast_murmur2_equals_the_plain_one(key: bytes) -> None:
 def test_partition_is_within_the_count_and_ignores_the_sign(key: bytes, count: int) -> None:
     """Java masks the sign bit; `abs` would differ for half of all keys."""
     assert partition_for_key(key, count) == (_reference(key) & 0x7FFFFFFF) % count
+
+
+@given(
+    keys=st.lists(st.binary(max_size=9) | st.binary(min_size=30, max_size=33), max_size=40),
+    count=st.integers(1, 1_000),
+    partition=st.integers(0, 6),
+)
+def test_keys_that_are_hashed_together_fall_as_each_does_alone(keys: list[bytes], count: int, partition: int) -> None:
+    """A carry from one key into its neighbour would refuse events of tasks that do belong here."""
+    alone = {key for key in keys if partition_for_key(key, count) != partition}
+
+    assert keys_of_other_partitions(keys, partition, count) == alone
+
+
+def test_many_keys_of_the_largest_words_are_hashed_together() -> None:
+    """All bits set: the products are as large as they get."""
+    keys = [b"\xff" * 16] * 3 + [b"\xff" * 15 + bytes([last]) for last in range(256)]
+
+    assert keys_of_other_partitions(keys, 5, 8) == {key for key in keys if partition_for_key(key, 8) != 5}
