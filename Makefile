@@ -41,7 +41,7 @@ lock: .venv/.ready ## Write requirements.lock anew from pyproject.toml (installs
 	@$(PY) -m uv pip compile pyproject.toml --extra embedded --extra dev --universal --python-version 3.11 \
 	  --generate-hashes --no-emit-index-url --no-emit-find-links --quiet -o requirements.lock
 
-bench: .venv/.ready ## Measure this machine, beside the plain loop as the ceiling; about three minutes
+bench: .venv/.ready ## Measure this machine, beside the plain loop as the ceiling; about four minutes
 	@$(PY) -m pipeline.cli bench $(ARGS)
 
 simulate: .venv/.ready ## The code on virtual time with every fault, by seed, for two minutes; ARGS='--for 1h' for longer

@@ -13,15 +13,16 @@ from struct import Struct
 from typing import Final
 
 __all__ = [
+    "LONG_OR_NEGATIVE",
     "ZERO",
     "MalformedBodyError",
     "blob",
+    "instant_of_pairs",
     "int32",
     "long",
     "read_blob",
     "read_int32",
     "read_long",
-    "read_request_numbers",
     "read_text",
     "read_three_longs",
     "shared_long",
@@ -32,6 +33,8 @@ ZERO: Final = b"\x00"
 """Nought, the empty string, the empty map or array, the first branch of a union: all are this byte."""
 
 _PAIR: Final = 1 << 14
+_SHORT: Final = _PAIR >> 1
+"""Lengths below it take one or two bytes."""
 _TWO_PAIRS: Final = 1 << 28
 _THREE_PAIRS: Final = 1 << 42
 _PAIR_MASK: Final = _PAIR - 1
@@ -47,13 +50,11 @@ _BITS: Final = tuple((n & 0x7F) | (n >> 8 & 0x7F) << 7 for n in range(1 << 16))
 """Two bytes, read little-endian, to their 14 bits."""
 _three_pairs: Final = Struct("<HHH").unpack_from
 _nine_pairs: Final = Struct("<9H").unpack_from
-_request: Final = Struct("<BBHHHB").unpack_from
-_REQUEST_BYTES: Final = 9
 _SIX_BYTES: Final = 6
 _BOTH_MORE: Final = 0x8080
 _FIRST_MORE: Final = 0x80
 """In two bytes, the bits that say that another byte follows: after both, after the first only."""
-_LONG_OR_NEGATIVE: Final = 0x81
+LONG_OR_NEGATIVE: Final = 0x81
 """The bits of a length's first byte that say: there are more bytes, or it is less than nought."""
 
 
@@ -93,12 +94,14 @@ def int32(number: int) -> bytes:
 def text(value: str) -> bytes:
     """A string; raises `ValueError` for one that is not Unicode (a lone surrogate)."""
     raw = value.encode()
-    return long(len(raw)) + raw
+    length = len(raw)
+    return (_LAST[length << 1] if length < _SHORT else long(length)) + raw
 
 
 def blob(value: bytes) -> bytes:
     """A byte string."""
-    return long(len(value)) + value
+    length = len(value)
+    return (_LAST[length << 1] if length < _SHORT else long(length)) + value
 
 
 def read_long(value: bytes, at: int) -> tuple[int, int]:
@@ -164,28 +167,12 @@ def read_three_longs(value: bytes, at: int) -> tuple[int, int, int, int]:
     return first, second, third, at
 
 
-def read_request_numbers(value: bytes, at: int) -> tuple[int, int, int, int, int]:
-    """Four longs in a row, and where the next field begins: as `read_long` four times.
-
-    Faster where the first, second and fourth take a byte each, and the third is an instant of this age.
-    """
-    if at + _REQUEST_BYTES <= len(value):
-        first, second, low, mid, high, fourth = _request(value, at)
-        is_small = first | second | fourth <= _LAST_BYTE_MAX
-        if is_small and low & mid & _BOTH_MORE == _BOTH_MORE and high & _BOTH_MORE == _FIRST_MORE:
-            z = _BITS[low] | _BITS[mid] << 14 | _BITS[high] << 28
-            return (
-                (first >> 1) ^ -(first & 1),
-                (second >> 1) ^ -(second & 1),
-                (z >> 1) ^ -(z & 1),
-                (fourth >> 1) ^ -(fourth & 1),
-                at + _REQUEST_BYTES,
-            )
-    first, at = read_long(value, at)
-    second, at = read_long(value, at)
-    third, at = read_long(value, at)
-    fourth, at = read_long(value, at)
-    return first, second, third, fourth, at
+def instant_of_pairs(low: int, mid: int, high: int) -> int:
+    """The long in three pairs of bytes, read little-endian; -1 unless it takes all six, as an instant of this age."""
+    if low & mid & _BOTH_MORE == _BOTH_MORE and high & _BOTH_MORE == _FIRST_MORE:
+        z = _BITS[low] | _BITS[mid] << 14 | _BITS[high] << 28
+        return (z >> 1) ^ -(z & 1)
+    return -1
 
 
 def read_blob(value: bytes, at: int) -> tuple[bytes, int]:
@@ -195,7 +182,7 @@ def read_blob(value: bytes, at: int) -> tuple[bytes, int]:
     field, or of the end, meets.
     """
     byte = value[at]
-    if not byte & _LONG_OR_NEGATIVE:
+    if not byte & LONG_OR_NEGATIVE:
         end = at + 1 + (byte >> 1)
         return value[at + 1 : end], end
     length, at = read_long(value, at)
@@ -207,8 +194,9 @@ def read_blob(value: bytes, at: int) -> tuple[bytes, int]:
 def read_text(value: bytes, at: int) -> tuple[str, int]:
     """The string at `at`, and where the next field begins; raises as `read_blob`, and `UnicodeDecodeError`."""
     byte = value[at]
-    if byte & _LONG_OR_NEGATIVE:
+    if byte & LONG_OR_NEGATIVE:
         raw, at = read_blob(value, at)
         return raw.decode(), at
-    end = at + 1 + (byte >> 1)
-    return value[at + 1 : end].decode(), end
+    start = at + 1
+    at = start + (byte >> 1)
+    return value[start:at].decode(), at

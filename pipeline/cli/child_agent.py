@@ -85,9 +85,16 @@ class ChildAgents:
         owned = sum(len(answer["partitions"]) for answer in answers)
         return len(answers) == self._count and owned == self._partition_count and all(a["ready"] for a in answers)
 
-    def positions(self) -> dict[int, int]:
-        """How far the table of each partition is in `task-events`; without those of agents that do not answer."""
-        return {each["partition"]: each["position"] for answer in self._ask() for each in answer["partitions"]}
+    def positions(self) -> dict[int, tuple[int, float]]:
+        """How far the table of each partition is in `task-events`, and since when (wall clock, seconds).
+
+        Without those of agents that do not answer.
+        """
+        return {
+            each["partition"]: (each["position"], each["moved_at_ms"] / 1000)
+            for answer in self._ask()
+            for each in answer["partitions"]
+        }
 
     def rss_bytes(self) -> int:
         """The memory that the processes hold now."""

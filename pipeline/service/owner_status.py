@@ -23,7 +23,7 @@ class Phase(StrEnum):
 
 
 class OwnerStatus(msgspec.Struct, kw_only=True):
-    """A partition as `/readyz` shows it."""
+    """A partition as `/readyz` shows it. `moved_at_ms`: when `position` came to be what it is, by the owner's clock."""
 
     partition: int
     phase: Phase = Phase.ACQUIRING
@@ -31,6 +31,7 @@ class OwnerStatus(msgspec.Struct, kw_only=True):
     restored: int = 0
     restore_end: int = 0
     position: int = 0
+    moved_at_ms: int = 0
     applied: int = 0
     fired: int = 0
     refused: int = 0

@@ -278,7 +278,9 @@ class Tenure:
 
     def _pass_over(self, work: Work, inputs: InputSlice) -> None:
         self._cursor.advance(inputs)
-        self._status.position = inputs.end_position
+        if inputs.end_position != self._status.position:
+            self._status.position = inputs.end_position
+            self._status.moved_at_ms = self._outside.clock.now_ms()
         for offset, verdict, reason in work.passing:
             self._passing.add(offset, verdict, reason)
 

@@ -157,13 +157,9 @@ class Work:
             self.passing.append((Offset(record.offset), result.verdict, ""))
 
     def _transition(self, before: TaskState | None, event: Event, record: InputRecord) -> Transition:
-        return apply_event(
-            before,
-            event,
-            self._origin(record),
-            generation=generation_of(self._place, Offset(record.offset)),
-            retention_ms=self._settings.retention_ms,
-        )
+        origin = self._origin(record)
+        generation = generation_of(self._place, origin.offset)
+        return apply_event(before, event, origin, generation=generation, retention_ms=self._settings.retention_ms)
 
     def _refuse(self, record: InputRecord, rejection: Rejection) -> None:
         """Set an event aside: a dead record, and the verdict in the task's row where it has one."""

@@ -64,7 +64,23 @@ schedules = st.builds(
     source=texts,
     created_at_ms=int64s,
 )
-events = st.one_of(schedules, cancels)
+_short_texts = st.one_of(st.text(max_size=8), st.integers(60, 66).map(lambda length: "i" * length))
+_instants = st.one_of(
+    st.integers(1_600_000_000_000, 2_200_000_000_000), st.integers(33, 42).map(lambda bits: 1 << bits)
+)
+plain_schedules = st.builds(
+    Schedule,
+    task_id=_short_texts,
+    event_id=_short_texts,
+    version=st.integers(-66, 66),
+    due_at_ms=_instants,
+    delay_ms=st.one_of(st.none(), st.integers(-66, 66).filter(lambda number: number != -1)),
+    payload=st.one_of(st.integers(0, 66), st.integers(8_190, 8_194)).map(bytes),
+    source=_short_texts,
+    created_at_ms=_instants,
+)
+"""Around the bounds of what is read in one piece."""
+events = st.one_of(schedules, plain_schedules, cancels)
 states = st.builds(
     TaskState,
     task_id=texts,

@@ -3,16 +3,16 @@
 import multiprocessing
 import signal
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from multiprocessing.connection import Connection
 from typing import Any, Final
 
 import msgspec
-from confluent_kafka import Consumer, TopicPartition
+from confluent_kafka import Consumer, KafkaError, TopicPartition
 
 from pipeline.errors import UnavailableError
 
-__all__ = ["CRITICAL_ONLY", "DueReader", "Received", "reader_config"]
+__all__ = ["CRITICAL_ONLY", "DueReader", "Received", "reader_config", "values_since"]
 
 CRITICAL_ONLY: Final = 2
 """What librdkafka may print by itself: what matters comes back as an error, or as a time-out of the phase."""
@@ -43,15 +43,36 @@ def reader_config(client: Mapping[str, str]) -> dict[str, Any]:
     }
 
 
-class DueReader:
-    """Reads every partition of `topic` from its beginning, from `start` until `stop`."""
+def values_since(client: Mapping[str, str], topic: str, starts: Sequence[int], timeout_s: float) -> dict[bytes, bytes]:
+    """The last committed value of each key from those offsets on; raises `UnavailableError` after `timeout_s`."""
+    consumer = Consumer({**reader_config(client), "enable.partition.eof": True})
+    values: dict[bytes, bytes] = {}
+    unfinished = set(range(len(starts)))
+    until_s = time.monotonic() + timeout_s
+    try:
+        consumer.assign([TopicPartition(topic, partition, start) for partition, start in enumerate(starts)])
+        while unfinished:
+            if time.monotonic() > until_s:
+                raise UnavailableError(f"{topic} could not be read within {timeout_s:g} s")
+            for message in consumer.consume(_BATCH_MAX, _POLL_S):
+                if (error := message.error()) is None:
+                    values[message.key()] = message.value()
+                elif error.code() == KafkaError._PARTITION_EOF:  # noqa: SLF001  # librdkafka's local codes are named so
+                    unfinished.discard(message.partition())
+    finally:
+        consumer.close()
+    return values
 
-    def __init__(self, client: Mapping[str, str], topic: str, partition_count: int) -> None:
+
+class DueReader:
+    """Reads every partition of `topic` from its offset in `starts` on, from `start` until `stop`."""
+
+    def __init__(self, client: Mapping[str, str], topic: str, starts: Sequence[int]) -> None:
         context = multiprocessing.get_context("spawn")  # librdkafka does not survive a fork
         self._ours, theirs = context.Pipe()
         self._count = context.Value("Q", 0)
         self._process = context.Process(
-            target=_read, args=(dict(client), topic, partition_count, theirs, self._count), daemon=True
+            target=_read, args=(dict(client), topic, list(starts), theirs, self._count), daemon=True
         )
 
     def start(self) -> None:
@@ -88,10 +109,10 @@ class DueReader:
             self._process.join()
 
 
-def _read(client: dict[str, str], topic: str, partition_count: int, parent: Connection, count: Any) -> None:  # noqa: ANN401  # a shared value of multiprocessing
+def _read(client: dict[str, str], topic: str, starts: list[int], parent: Connection, count: Any) -> None:  # noqa: ANN401  # a shared value of multiprocessing
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C in a terminal reaches all; the parent ends us
     consumer = Consumer(reader_config(client))
-    consumer.assign([TopicPartition(topic, partition, 0) for partition in range(partition_count)])
+    consumer.assign([TopicPartition(topic, partition, start) for partition, start in enumerate(starts)])
     parent.send("reading")
     received: list[Received] = []
     while True:

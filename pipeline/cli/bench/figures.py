@@ -1,21 +1,40 @@
 """The sizes of a benchmark and its figures: flat, the same names every time, so that runs can be compared."""
 
+import statistics
+from collections.abc import Iterable
+
 import msgspec
 
-__all__ = ["Figures", "Sizes", "percentile", "rows"]
+__all__ = ["Figures", "Pace", "Sizes", "median", "percentile", "rows"]
 
 
 class Sizes(msgspec.Struct, frozen=True, kw_only=True):
-    """How much of everything; `pending` is what ingest schedules and restarts carry."""
+    """How much of everything; `pending` is what ingest schedules and restarts carry.
+
+    Ingest and drain are measured `rounds` times, each with its part of `pending` and `drain`.
+    """
 
     pending: int
     drain: int
     lateness_per_s: int
     lateness_s: int
     probes: int = 200
-    warm_up: int = 10_000
+    warm_up: int = 20_000
     payload_bytes: int = 100
     agents: int = 1
+    rounds: int = 3
+
+
+class Pace(msgspec.Struct, frozen=True):
+    """Records a second in one round, and those of the plain loop right after it."""
+
+    per_s: float
+    ceiling_per_s: float
+
+    @property
+    def ratio(self) -> float:
+        """What is left of the ceiling."""
+        return self.per_s / self.ceiling_per_s
 
 
 class Figures(msgspec.Struct, frozen=True, kw_only=True):
@@ -42,6 +61,11 @@ class Figures(msgspec.Struct, frozen=True, kw_only=True):
     def is_right(self) -> bool:
         """Whether every promise held while it was measured."""
         return not (self.early or self.lost or self.doubled)
+
+
+def median(values: Iterable[float]) -> float:
+    """The middle one; of an even number of values the lower of the two in the middle."""
+    return statistics.median_low(values)
 
 
 def percentile(sorted_values: list[float], percent: float) -> float:
