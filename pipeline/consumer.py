@@ -15,10 +15,10 @@ from pipeline.core.applied import group_fault
 from pipeline.core.tasks import DurationMs
 from pipeline.errors import NotFoundError, UsageError
 from pipeline.ports import ClusterIdentity
-from pipeline.service.consumer_counts import BatchRules, ConsumerCounts
-from pipeline.service.consumer_ports import TableIdentity
-from pipeline.service.due_consumer import ConsumerPorts, DueConsumer, StopRules
-from pipeline.service.task_handling import ConsumerStopError, Handler, HandlingRules, TaskContext
+from pipeline.service.consumer.counts import BatchRules, ConsumerCounts
+from pipeline.service.consumer.due_consumer import ConsumerPorts, DueConsumer, StopRules
+from pipeline.service.consumer.ports import TableIdentity
+from pipeline.service.consumer.task_handling import ConsumerStopError, Handler, HandlingRules, TaskContext
 
 __all__ = ["ConsumerCounts", "ConsumerStopError", "DueTaskConsumer", "TaskContext"]
 

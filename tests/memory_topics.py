@@ -13,7 +13,7 @@ from tests.audit_topics import HandWritten
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from pipeline.service.auditor import AuditReport
+    from pipeline.service.audit.auditor import AuditReport
 
 TOPICS = ("task-events", "task-progress", "task-state", "due-tasks", "dead-tasks", "applied-tasks")
 HOUR_MS = 3_600_000

@@ -12,7 +12,7 @@ import structlog
 from pipeline.config import TASK_VARIABLE_PREFIX
 from pipeline.core.effects import DueTask
 from pipeline.core.task_fields import task_fields
-from pipeline.service.task_handling import TaskContext
+from pipeline.service.consumer.task_handling import TaskContext
 
 __all__ = ["CommandFailedError", "CommandHandler"]
 

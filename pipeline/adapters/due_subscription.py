@@ -24,7 +24,7 @@ from pipeline.adapters.kafka_ledger import LibrdkafkaLog, translated
 from pipeline.core.tasks import Offset
 from pipeline.errors import FencedError, NotFoundError, TopicMismatchError, UnavailableError
 from pipeline.ports import ClusterIdentity
-from pipeline.service.consumer_ports import (
+from pipeline.service.consumer.ports import (
     DueEnd,
     DueRecord,
     Fetched,

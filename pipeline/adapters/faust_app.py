@@ -14,7 +14,7 @@ from yarl import URL
 
 from pipeline.adapters.batch_transport import FETCH_BYTES_MAX, FeedRegistry, FetchedBatch
 from pipeline.config import Settings
-from pipeline.service.owner_pool import OwnerPool
+from pipeline.service.owner.pool import OwnerPool
 
 __all__ = ["AgentApp", "build_faust_app"]
 

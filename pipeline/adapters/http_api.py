@@ -17,9 +17,9 @@ from pipeline.core.effects import emission_id
 from pipeline.core.partitioning import partition_for_key
 from pipeline.core.tasks import Offset, Partition, Status, TaskId, TaskState
 from pipeline.errors import DuetasksError, UnavailableError
-from pipeline.service.owner_pool import OwnerPool
-from pipeline.service.owner_status import Phase
-from pipeline.service.partition_owner import PartitionOwner
+from pipeline.service.owner.partition_owner import PartitionOwner
+from pipeline.service.owner.pool import OwnerPool
+from pipeline.service.owner.status import Phase
 from pipeline.service.task_list import LOOKED_AT_MAX, ListQuery, PageToken, list_slice
 
 __all__ = ["HttpApi", "task_view"]

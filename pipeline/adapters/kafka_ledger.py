@@ -24,7 +24,7 @@ from pipeline.errors import (
     UnavailableError,
     UnknownOutcomeError,
 )
-from pipeline.service.consumer_ports import LedgerBatch
+from pipeline.service.consumer.ports import LedgerBatch
 
 __all__ = ["GroupView", "KafkaLedgerTransaction", "KafkaLedgerTransactions", "LibrdkafkaLog", "translated"]
 

@@ -12,7 +12,7 @@ from tenacity import AsyncRetrying, RetryCallState, retry_if_exception, stop_aft
 from pipeline.core.tasks import Offset
 from pipeline.errors import RetryableError, TopicMismatchError, UnavailableError
 from pipeline.ports import TopicIdentity
-from pipeline.service.fence import FENCE_KEY
+from pipeline.service.owner.fence import FENCE_KEY
 
 if TYPE_CHECKING:
     from concurrent.futures import Future

@@ -11,7 +11,7 @@ from confluent_kafka.admin import AdminClient, OffsetSpec
 from pipeline.adapters.kafka_ledger import LibrdkafkaLog
 from pipeline.core.tasks import InstantMs, Offset
 from pipeline.errors import UnavailableError
-from pipeline.service.recovery_ports import LogBounds, LogChunk, LogRecord
+from pipeline.service.recovery.ports import LogBounds, LogChunk, LogRecord
 
 __all__ = ["KafkaPartitionLog"]
 

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator
 from prometheus_client import CollectorRegistry, Metric, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
-from pipeline.service.owner_status import OwnerStatus, Phase
+from pipeline.service.owner.status import OwnerStatus, Phase
 
 __all__ = ["render_metrics"]
 

@@ -9,7 +9,7 @@ from confluent_kafka import KafkaError, KafkaException, Producer
 from pipeline.adapters.kafka_ledger import LibrdkafkaLog
 from pipeline.adapters.kafka_transaction import KafkaTransaction, producer_config
 from pipeline.errors import FencedError, UnavailableError, UnknownOutcomeError
-from pipeline.service.recovery_ports import LogRecord
+from pipeline.service.recovery.ports import LogRecord
 
 __all__ = ["REBUILD_TIMEOUT_MS", "KafkaLongTransaction", "KafkaReplayWriter"]
 

@@ -25,7 +25,7 @@ from pipeline.core.applied import DIGEST_BYTES
 from pipeline.core.events import DAY_MS
 from pipeline.core.tasks import InstantMs, Offset
 from pipeline.errors import CorruptStateError, UnavailableError
-from pipeline.service.consumer_ports import TableIdentity, TableRows
+from pipeline.service.consumer.ports import TableIdentity, TableRows
 
 __all__ = ["RocksdbLedgerTable", "RocksdbLedgerTables"]
 

@@ -18,8 +18,8 @@ from pipeline.errors import UsageError
 
 if TYPE_CHECKING:
     from pipeline.consumer import DueTaskConsumer
-    from pipeline.service.consumer_counts import ConsumerCounts
-    from pipeline.service.task_handling import Handler, TaskContext
+    from pipeline.service.consumer.counts import ConsumerCounts
+    from pipeline.service.consumer.task_handling import Handler, TaskContext
 
 __all__ = ["register"]
 
@@ -98,7 +98,7 @@ class _Printer:
         self.reader_gone = False
 
     def __call__(self, task: DueTask, context: "TaskContext") -> None:
-        from pipeline.service.task_handling import ConsumerStopError  # noqa: PLC0415  # slow imports, as above
+        from pipeline.service.consumer.task_handling import ConsumerStopError  # noqa: PLC0415  # slow imports, as above
 
         try:
             self._output.line(

@@ -12,7 +12,7 @@ from pipeline.cli.session import connected_settings
 
 if TYPE_CHECKING:
     from pipeline.config import Settings
-    from pipeline.service.rebuilder import RebuildReport
+    from pipeline.service.recovery.rebuilder import RebuildReport
     from pipeline.wiring.recovery import TableReport
 
 __all__ = ["register"]

@@ -12,7 +12,7 @@ from pipeline.core.durations import format_instant
 from pipeline.core.tasks import InstantMs, TaskId
 
 if TYPE_CHECKING:
-    from pipeline.service.replayer import ReplayPlan
+    from pipeline.service.recovery.replayer import ReplayPlan
 
 __all__ = ["register"]
 

@@ -14,7 +14,7 @@ from pipeline.core.tasks import DurationMs, InstantMs
 from pipeline.errors import EXIT_VIOLATED
 
 if TYPE_CHECKING:
-    from pipeline.service.auditor import AuditReport
+    from pipeline.service.audit.auditor import AuditReport
 
 __all__ = ["register"]
 

@@ -13,7 +13,7 @@ from pipeline.core.tasks import InstantMs, TaskId
 
 if TYPE_CHECKING:
     from pipeline.core.story import Chapter
-    from pipeline.service.storyteller import Story
+    from pipeline.service.audit.storyteller import Story
 
 __all__ = ["register"]
 

@@ -10,10 +10,10 @@ from pipeline.core.audit_view import NEVER
 from pipeline.core.events import DAY_MS, Limits
 from pipeline.core.tasks import DurationMs, InstantMs, Offset, TaskId
 from pipeline.ports import Clock
-from pipeline.service.audit_ports import AuditCodec, AuditOutside, AuditRequest, AuditTopics, FactStore, GroupOffsets
-from pipeline.service.auditor import Auditor, AuditReport
-from pipeline.service.recovery_ports import PartitionLog
-from pipeline.service.storyteller import Story, Storyteller
+from pipeline.service.audit.auditor import Auditor, AuditReport
+from pipeline.service.audit.ports import AuditCodec, AuditOutside, AuditRequest, AuditTopics, FactStore, GroupOffsets
+from pipeline.service.audit.storyteller import Story, Storyteller
+from pipeline.service.recovery.ports import PartitionLog
 from pipeline.testing.memory_cluster import MemoryCluster
 from pipeline.testing.memory_consumers import PlainConsumerCodec
 from pipeline.testing.memory_partition_log import MemoryPartitionLog

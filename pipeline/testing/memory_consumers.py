@@ -14,7 +14,7 @@ from pipeline.core.partitioning import partition_for_key
 from pipeline.core.tasks import NO_HEADERS, InstantMs, Offset
 from pipeline.errors import CorruptStateError, FencedError, PoisonedBatchError, RetryableError, UnknownOutcomeError
 from pipeline.ports import Clock
-from pipeline.service.consumer_ports import (
+from pipeline.service.consumer.ports import (
     DueEnd,
     DueRecord,
     Fetched,

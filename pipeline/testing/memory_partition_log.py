@@ -4,7 +4,7 @@ from collections.abc import AsyncGenerator
 from typing import Final
 
 from pipeline.core.tasks import InstantMs, Offset
-from pipeline.service.recovery_ports import LogBounds, LogChunk, LogRecord
+from pipeline.service.recovery.ports import LogBounds, LogChunk, LogRecord
 from pipeline.testing.memory_cluster import MemoryCluster
 from pipeline.testing.memory_transaction import MemoryTransaction
 

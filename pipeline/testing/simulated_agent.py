@@ -5,7 +5,7 @@ import contextlib
 
 import msgspec
 
-from pipeline.service.owner_settings import OwnerSettings
+from pipeline.service.owner.settings import OwnerSettings
 from pipeline.testing.memory_cluster import MemoryCluster
 from pipeline.testing.memory_group import MemoryGroup
 from pipeline.testing.memory_timer_table import MemoryDisk

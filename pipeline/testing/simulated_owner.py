@@ -7,11 +7,11 @@ import msgspec
 from pipeline.core.tasks import Offset, Partition
 from pipeline.errors import RetryableError, TopicMismatchError, UnavailableError
 from pipeline.ports import TopicIdentity
-from pipeline.service.acquisition import Outside
 from pipeline.service.admission import Admission
-from pipeline.service.fence import FENCE_KEY
-from pipeline.service.owner_settings import OwnerSettings
-from pipeline.service.partition_owner import PartitionOwner
+from pipeline.service.owner.acquisition import Outside
+from pipeline.service.owner.fence import FENCE_KEY
+from pipeline.service.owner.partition_owner import PartitionOwner
+from pipeline.service.owner.settings import OwnerSettings
 from pipeline.testing.memory_cluster import MemoryCluster
 from pipeline.testing.memory_group import MemoryGroup, MemoryMembership
 from pipeline.testing.memory_readers import MemoryClusterView, MemoryEndOffsets, MemoryEventSource, MemoryStateLog

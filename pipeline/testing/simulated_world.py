@@ -12,9 +12,9 @@ from pipeline.core.effects import DeadTask, DueTask
 from pipeline.core.events import Cancel, Event, Schedule
 from pipeline.core.tasks import NO_HEADERS, DurationMs, InstantMs, Offset, TaskId
 from pipeline.ports import TableMeta
-from pipeline.service.acquisition import decode_meta
-from pipeline.service.owner_settings import OwnerSettings
-from pipeline.service.owner_status import Phase
+from pipeline.service.owner.acquisition import decode_meta
+from pipeline.service.owner.settings import OwnerSettings
+from pipeline.service.owner.status import Phase
 from pipeline.testing.memory_cluster import MemoryCluster, MemoryProducer, NewRecord
 from pipeline.testing.memory_group import MemoryGroup
 from pipeline.testing.memory_log import LogEntry

@@ -28,14 +28,14 @@ from pipeline.adapters.topic_setup import refuse_unsafe_topics
 from pipeline.config import Fence, Settings
 from pipeline.core.tasks import DurationMs, Partition
 from pipeline.errors import UnavailableError
-from pipeline.service.acquisition import Outside
 from pipeline.service.admission import Admission
-from pipeline.service.owner_pool import OwnerPool
-from pipeline.service.owner_settings import OwnerSettings
-from pipeline.service.partition_owner import PartitionOwner
+from pipeline.service.owner.acquisition import Outside
+from pipeline.service.owner.partition_owner import PartitionOwner
+from pipeline.service.owner.pool import OwnerPool
+from pipeline.service.owner.settings import OwnerSettings
 
 if TYPE_CHECKING:
-    from pipeline.service.tenure import FenceTarget
+    from pipeline.service.owner.tenure import FenceTarget
 
 __all__ = ["run_agent"]
 

@@ -17,9 +17,9 @@ from pipeline.config import Settings
 from pipeline.core.audit_view import NEVER
 from pipeline.core.tasks import DurationMs, InstantMs, TaskId
 from pipeline.errors import TopicMismatchError, UsageError
-from pipeline.service.audit_ports import AuditOutside, AuditRequest, AuditTopics
-from pipeline.service.auditor import Auditor, AuditReport
-from pipeline.service.storyteller import Story, Storyteller
+from pipeline.service.audit.auditor import Auditor, AuditReport
+from pipeline.service.audit.ports import AuditOutside, AuditRequest, AuditTopics
+from pipeline.service.audit.storyteller import Story, Storyteller
 
 __all__ = ["AuditChoice", "audit", "tell_story"]
 

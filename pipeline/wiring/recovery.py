@@ -27,10 +27,10 @@ from pipeline.config import Settings
 from pipeline.core.tasks import DurationMs, Partition
 from pipeline.errors import FencedError, NotFoundError, RefusedError, TopicMismatchError, UsageError
 from pipeline.service.admission import Admission
-from pipeline.service.owner_settings import OwnerSettings
-from pipeline.service.rebuilder import Rebuilder, RebuildReport
-from pipeline.service.recovery_ports import RebuildOutside
-from pipeline.service.table_refresh import StateContent, read_content, refresh_table
+from pipeline.service.owner.settings import OwnerSettings
+from pipeline.service.owner.table_refresh import StateContent, read_content, refresh_table
+from pipeline.service.recovery.ports import RebuildOutside
+from pipeline.service.recovery.rebuilder import Rebuilder, RebuildReport
 
 __all__ = [
     "TableReport",

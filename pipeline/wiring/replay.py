@@ -15,7 +15,7 @@ from pipeline.config import Settings
 from pipeline.core.events import OWN_TOPICS
 from pipeline.core.tasks import InstantMs, TaskId
 from pipeline.errors import NotFoundError, RefusedError, TopicMismatchError, UsageError
-from pipeline.service.replayer import Replayer, ReplayPlan, ReplayRequest
+from pipeline.service.recovery.replayer import Replayer, ReplayPlan, ReplayRequest
 
 __all__ = ["ReplayChoice", "replay"]
 

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from pipeline.core.applied import AppliedTask
-    from pipeline.service.auditor import AuditReport
+    from pipeline.service.audit.auditor import AuditReport
 
 pytestmark = pytest.mark.acceptance
 

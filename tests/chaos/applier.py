@@ -16,7 +16,7 @@ from tests.chaos.history import HistoryFile
 
 if TYPE_CHECKING:
     from pipeline.core.effects import DueTask
-    from pipeline.service.task_handling import TaskContext
+    from pipeline.service.consumer.task_handling import TaskContext
 
 GROUP: Final = "billing"
 BATCH_MAX: Final = 20

@@ -10,7 +10,7 @@ import msgspec
 from pipeline.adapters.avro_codec import AvroCodec
 from pipeline.adapters.consumer_codec import AvroConsumerCodec
 from pipeline.core.applied import belongs_to
-from pipeline.service.fence import FENCE_KEY
+from pipeline.service.owner.fence import FENCE_KEY
 from tests.chaos.applier import BATCH_MAX, GROUP
 from tests.chaos.faults import PAUSE_S_MAX, Fault, Kind, plan_faults
 from tests.chaos.fleet import PARTITIONS, Brokers, Fleet

@@ -17,7 +17,7 @@ from confluent_kafka.admin import AdminClient, NewTopic
 from pipeline.adapters.due_subscription import DueSubscription as KafkaSubscription
 from pipeline.adapters.kafka_admin import KafkaAdmin
 from pipeline.core.tasks import Offset
-from pipeline.service.consumer_ports import DueSubscription, LedgerBounds, LedgerEnd, LedgerRecord
+from pipeline.service.consumer.ports import DueSubscription, LedgerBounds, LedgerEnd, LedgerRecord
 from pipeline.testing.memory_cluster import NewRecord
 from pipeline.testing.memory_consumers import LEDGER, ConsumerGroupWorld, MemorySubscription
 from pipeline.testing.simulated_process import SimulatedProcess

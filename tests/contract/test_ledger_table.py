@@ -11,7 +11,7 @@ from pipeline.adapters.rocksdb_ledger_table import RocksdbLedgerTables
 from pipeline.core.events import DAY_MS
 from pipeline.core.tasks import InstantMs, Offset
 from pipeline.errors import UnavailableError
-from pipeline.service.consumer_ports import LedgerTables, TableIdentity, TableRows
+from pipeline.service.consumer.ports import LedgerTables, TableIdentity, TableRows
 from pipeline.testing.memory_consumers import ConsumerGroupWorld, MemoryLedgerTables
 from pipeline.testing.simulated_process import SimulatedProcess
 

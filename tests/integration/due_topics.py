@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from pipeline.config import Settings
-    from pipeline.service.task_handling import Handler, TaskContext
+    from pipeline.service.consumer.task_handling import Handler, TaskContext
 
 PARTITIONS = 2
 IDLE_MS = 1_500

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from pipeline.core.effects import DueTask
-    from pipeline.service.task_handling import TaskContext
+    from pipeline.service.consumer.task_handling import TaskContext
     from tests.conftest import BrokerUnderTest
 
 pytestmark = pytest.mark.integration

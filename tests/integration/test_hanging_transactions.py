@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from pipeline.core.effects import DueTask
     from pipeline.embedded import EmbeddedBroker
-    from pipeline.service.task_handling import TaskContext
+    from pipeline.service.consumer.task_handling import TaskContext
 
 pytestmark = pytest.mark.integration
 

@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING
 
 from pipeline.core.positions import POSITIONS_KEY
 from pipeline.service.admission import Admission
-from pipeline.service.owner_status import Phase
-from pipeline.service.rebuilder import Rebuilder, RebuildReport
-from pipeline.service.recovery_ports import RebuildOutside
+from pipeline.service.owner.status import Phase
+from pipeline.service.recovery.ports import RebuildOutside
+from pipeline.service.recovery.rebuilder import Rebuilder, RebuildReport
 from pipeline.testing.memory_partition_log import MemoryLongTransaction, MemoryPartitionLog
 from pipeline.testing.memory_readers import MemoryClusterView, MemoryStateLog
 from pipeline.testing.memory_timer_table import MemoryDisk, MemoryTableStore
@@ -17,7 +17,7 @@ from pipeline.testing.simulated_process import SimulatedProcess
 
 if TYPE_CHECKING:
     from pipeline.core.tasks import TaskState
-    from pipeline.service.owner_settings import OwnerSettings
+    from pipeline.service.owner.settings import OwnerSettings
     from pipeline.testing.simulated_world import SimulatedWorld
 
 

@@ -21,9 +21,9 @@ from tests.simulation.recovering import settle
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
 
-    from pipeline.service.auditor import AuditReport
-    from pipeline.service.owner_settings import OwnerSettings
-    from pipeline.service.recovery_ports import LogBounds, LogChunk
+    from pipeline.service.audit.auditor import AuditReport
+    from pipeline.service.owner.settings import OwnerSettings
+    from pipeline.service.recovery.ports import LogBounds, LogChunk
 
 pytestmark = pytest.mark.simulation
 

@@ -12,9 +12,9 @@ import pytest
 from pipeline.core.applied import Outcome
 from pipeline.core.effects import DueTask
 from pipeline.core.tasks import DurationMs, InstantMs
-from pipeline.service.consumer_counts import BatchRules
-from pipeline.service.due_consumer import ConsumerPorts, DueConsumer, StopRules
-from pipeline.service.task_handling import HandlingRules, TaskContext
+from pipeline.service.consumer.counts import BatchRules
+from pipeline.service.consumer.due_consumer import ConsumerPorts, DueConsumer, StopRules
+from pipeline.service.consumer.task_handling import HandlingRules, TaskContext
 from pipeline.testing.memory_cluster import NewRecord
 from pipeline.testing.memory_consumers import (
     DEAD,

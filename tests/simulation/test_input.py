@@ -8,7 +8,7 @@ import pytest
 from pipeline.core.events import Reason
 from pipeline.core.tasks import Offset, Status, TaskId
 from pipeline.ports import InputBatch
-from pipeline.service.owner_status import Phase
+from pipeline.service.owner.status import Phase
 from pipeline.testing.simulated_owner import simulated_settings
 from pipeline.testing.simulated_world import SimulatedWorld
 from pipeline.testing.virtual_time import run_virtual

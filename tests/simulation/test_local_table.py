@@ -6,8 +6,8 @@ import msgspec
 import pytest
 
 from pipeline.core.tasks import DurationMs
-from pipeline.service.acquisition import encode_meta
-from pipeline.service.owner_status import Phase
+from pipeline.service.owner.acquisition import encode_meta
+from pipeline.service.owner.status import Phase
 from pipeline.testing.memory_cluster import NewRecord
 from pipeline.testing.memory_timer_table import DiskTable
 from pipeline.testing.simulated_owner import simulated_settings

@@ -128,9 +128,9 @@ def test_the_copy_is_what_runs(tmp_path: Path) -> None:
     """Were it the installed package, the patches would be without effect."""
     folder = patched_copy(tmp_path / "copy")
 
-    ended = run(folder, "-c", "import pipeline.cli, pipeline.service.fence as fence; print(fence.__file__)")
+    ended = run(folder, "-c", "import pipeline.cli, pipeline.service.owner.fence as fence; print(fence.__file__)")
 
-    assert (folder / "pipeline/service/fence.py").samefile(ended.stdout.strip())
+    assert (folder / "pipeline/service/owner/fence.py").samefile(ended.stdout.strip())
     assert str(tmp_path) in ended.stdout
 
 

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 import pytest
 
 from pipeline.core.tasks import Offset, Status, TaskId
-from pipeline.service.owner_status import Phase
+from pipeline.service.owner.status import Phase
 from pipeline.testing.memory_cluster import NewRecord
 from pipeline.testing.memory_group import MemoryGroup
 from pipeline.testing.memory_timer_table import MemoryDisk

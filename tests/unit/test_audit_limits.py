@@ -21,7 +21,7 @@ from tests.memory_topics import HOUR_MS, MemoryTopics
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from pipeline.service.auditor import AuditReport
+    from pipeline.service.audit.auditor import AuditReport
 
 pytestmark = pytest.mark.unit
 

@@ -1,6 +1,6 @@
 import pytest
 
-from pipeline.service.clock_watch import ClockWatch
+from pipeline.service.owner.clock_watch import ClockWatch
 
 pytestmark = pytest.mark.unit
 

@@ -20,8 +20,8 @@ from pipeline.cli.output import Output
 from pipeline.config import TASK_VARIABLE_PREFIX, load_settings, process_environment
 from pipeline.core.effects import DueTask
 from pipeline.core.tasks import InstantMs, Offset
-from pipeline.service.consumer_ports import DueRecord
-from pipeline.service.task_handling import ConsumerStopError, TaskContext
+from pipeline.service.consumer.ports import DueRecord
+from pipeline.service.consumer.task_handling import ConsumerStopError, TaskContext
 
 pytestmark = pytest.mark.unit
 

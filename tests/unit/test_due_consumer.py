@@ -12,9 +12,9 @@ from pipeline.core.events import Reason
 from pipeline.core.partitioning import partition_for_key
 from pipeline.core.tasks import DurationMs, InstantMs, Offset
 from pipeline.errors import UnavailableError, UsageError
-from pipeline.service.consumer_counts import BatchRules
-from pipeline.service.due_consumer import ConsumerPorts, DueConsumer, StopRules
-from pipeline.service.task_handling import OUTPUTS_MAX, ConsumerStopError, HandlingRules, TaskContext
+from pipeline.service.consumer.counts import BatchRules
+from pipeline.service.consumer.due_consumer import ConsumerPorts, DueConsumer, StopRules
+from pipeline.service.consumer.task_handling import OUTPUTS_MAX, ConsumerStopError, HandlingRules, TaskContext
 from pipeline.testing.memory_cluster import NewRecord
 from pipeline.testing.memory_consumers import (
     DEAD,
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from pipeline.core.effects import DeadTask
-    from pipeline.service.consumer_ports import Fetched
+    from pipeline.service.consumer.ports import Fetched
 
 pytestmark = pytest.mark.unit
 

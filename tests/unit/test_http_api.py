@@ -17,7 +17,7 @@ from pipeline.adapters.http_api import HOP_HEADER, HttpApi
 from pipeline.core.partitioning import partition_for_key
 from pipeline.core.tasks import InstantMs, Offset, Status, TaskId, TaskState, Verdict, VerdictEntry
 from pipeline.errors import UnavailableError
-from pipeline.service.owner_status import OwnerStatus, Phase
+from pipeline.service.owner.status import OwnerStatus, Phase
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterable

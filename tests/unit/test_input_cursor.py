@@ -9,7 +9,7 @@ import pytest
 from pipeline.core.tasks import Offset
 from pipeline.errors import RetryableError
 from pipeline.ports import InputBatch
-from pipeline.service.input_cursor import InputCursor
+from pipeline.service.owner.input_cursor import InputCursor
 
 pytestmark = pytest.mark.unit
 

@@ -13,9 +13,9 @@ from pipeline.core.effects import DueTask
 from pipeline.core.partitioning import partition_for_key
 from pipeline.core.tasks import InstantMs, Offset, TaskId
 from pipeline.errors import UnavailableError
-from pipeline.service import replayer as module
-from pipeline.service.recovery_ports import LogBounds, LogChunk, LogRecord
-from pipeline.service.replayer import Replayer, ReplayRequest
+from pipeline.service.recovery import replayer as module
+from pipeline.service.recovery.ports import LogBounds, LogChunk, LogRecord
+from pipeline.service.recovery.replayer import Replayer, ReplayRequest
 from pipeline.testing.plain_codec import PlainCodec
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from pipeline.testing.memory_audit import story_in_cluster
 from tests.memory_topics import HOUR_MS, MemoryTopics
 
 if TYPE_CHECKING:
-    from pipeline.service.storyteller import Story
+    from pipeline.service.audit.storyteller import Story
 
 pytestmark = pytest.mark.unit
 

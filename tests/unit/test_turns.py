@@ -2,7 +2,7 @@
 
 import pytest
 
-from pipeline.service.turns import Turns
+from pipeline.service.owner.turns import Turns
 
 pytestmark = pytest.mark.unit
 

@@ -15,7 +15,7 @@ from pipeline.adapters.kafka_transaction import KafkaTransaction
 from pipeline.core.tasks import Offset
 from pipeline.errors import RetryableError, UnavailableError
 from pipeline.ports import Commit, TopicIdentity
-from pipeline.service.consumer_ports import LedgerBatch
+from pipeline.service.consumer.ports import LedgerBatch
 
 pytestmark = pytest.mark.unit
 

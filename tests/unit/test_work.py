@@ -8,9 +8,9 @@ from pipeline.core.events import Reason, Rejection
 from pipeline.core.positions import InputPosition
 from pipeline.core.tasks import InstantMs, Offset, Partition
 from pipeline.ports import InputRecord
-from pipeline.service.overlay import RecentRows
-from pipeline.service.owner_settings import OwnerSettings
-from pipeline.service.work import Quarantine, Work
+from pipeline.service.owner.overlay import RecentRows
+from pipeline.service.owner.settings import OwnerSettings
+from pipeline.service.owner.work import Quarantine, Work
 from pipeline.testing.memory_timer_table import MemoryDisk, MemoryTableStore
 from pipeline.testing.plain_codec import PlainCodec
 from pipeline.testing.simulated_process import SimulatedProcess

@@ -6,9 +6,9 @@ from typing import Final
 
 from pipeline.core.effects import DueTask
 from pipeline.core.tasks import DurationMs, InstantMs
-from pipeline.service.consumer_counts import BatchRules
-from pipeline.service.due_consumer import ConsumerPorts, DueConsumer
-from pipeline.service.task_handling import HandlingRules, TaskContext
+from pipeline.service.consumer.counts import BatchRules
+from pipeline.service.consumer.due_consumer import ConsumerPorts, DueConsumer
+from pipeline.service.consumer.task_handling import HandlingRules, TaskContext
 from pipeline.testing.memory_cluster import MemoryCluster
 from pipeline.testing.memory_consumers import (
     DUE,

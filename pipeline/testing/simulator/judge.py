@@ -14,8 +14,8 @@ from pipeline.core.effects import DeadTask, DueTask
 from pipeline.core.events import Reason, Schedule
 from pipeline.core.positions import POSITIONS_KEY, Positions
 from pipeline.core.tasks import EVENT_HASH_BYTES, FINAL, InstantMs, Offset, Status, TaskId, TaskState, index_entry
-from pipeline.service.state_restore import decode_meta
-from pipeline.service.task_handling import REPLAY_HEADER
+from pipeline.service.consumer.task_handling import REPLAY_HEADER
+from pipeline.service.owner.state_restore import decode_meta
 from pipeline.testing.memory_cluster import MemoryCluster
 from pipeline.testing.memory_consumers import PlainConsumerCodec
 from pipeline.testing.memory_group import MemoryGroup

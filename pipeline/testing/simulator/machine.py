@@ -7,10 +7,10 @@ from collections.abc import Callable, Sequence
 import msgspec
 
 from pipeline.core.tasks import Offset
-from pipeline.service.owner_pool import OwnerPool
-from pipeline.service.owner_settings import OwnerSettings
-from pipeline.service.owner_status import Phase
-from pipeline.service.partition_owner import PartitionOwner
+from pipeline.service.owner.partition_owner import PartitionOwner
+from pipeline.service.owner.pool import OwnerPool
+from pipeline.service.owner.settings import OwnerSettings
+from pipeline.service.owner.status import Phase
 from pipeline.testing.memory_cluster import MemoryCluster
 from pipeline.testing.memory_timer_table import DiskTable, MemoryDisk
 from pipeline.testing.memory_transaction import TransactionFaults

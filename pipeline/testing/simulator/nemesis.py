@@ -9,7 +9,7 @@ import msgspec
 from pipeline.core.applied import AppliedTask, Outcome, ledger_key
 from pipeline.core.events import Cancel, Event, Schedule
 from pipeline.core.tasks import DurationMs, InstantMs, Offset, TaskId
-from pipeline.service.task_handling import REPLAY_HEADER
+from pipeline.service.consumer.task_handling import REPLAY_HEADER
 from pipeline.testing.memory_cluster import NewRecord
 from pipeline.testing.memory_transaction import CommitFault
 from pipeline.testing.simulated_process import SimulatedProcess

@@ -1,0 +1,1 @@
+"""What the topics prove: the audit of a range, and the story of one task."""

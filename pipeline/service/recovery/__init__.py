@@ -1,0 +1,1 @@
+"""Recovery by replay: state built anew from the retained topics, and emissions sent again."""
