@@ -149,7 +149,7 @@ def _plain_schedule(value: bytes, at: int) -> Schedule | None:  # noqa: PLR0911 
         more = 0
     payload = value[start:at]
     start = at + len(_FOUR_EMPTY) + 1
-    if value[at : start - 1] != _FOUR_EMPTY:
+    if len(value) < start or value[at : start - 1] != _FOUR_EMPTY:
         return None
     size = value[start - 1]
     at = start + (size >> 1)

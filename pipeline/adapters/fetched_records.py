@@ -39,9 +39,9 @@ def all_records(result: FetchResult) -> list[InputRecord]:
 
 
 def _take(records: list[InputRecord], batch: Any, position: int) -> None:  # noqa: ANN401  # aiokafka's, in C
-    if batch.base_offset >= position:
+    if getattr(batch, "base_offset", -1) >= position:
         records.extend(batch)
-    else:  # a batch is fetched whole, even if the position lies within it
+    else:  # a batch is fetched whole, even if the position lies within it; old formats do not say where they begin
         records.extend(record for record in batch if record.offset >= position)
 
 

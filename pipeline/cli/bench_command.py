@@ -48,7 +48,7 @@ def bench(
         lateness_s=lateness_s,
         payload_bytes=payload_bytes,
         agents=agents,
-        rounds=rounds,
+        rounds=min(rounds, pending, drain),
     )
     signal.signal(signal.SIGTERM, as_interrupt)
     with output.working("Starting Kafka") as on_progress, fresh_deployment("bench", on_progress, keep=keep) as settings:

@@ -8,6 +8,7 @@ import pytest
 from aiokafka.consumer.fetcher import READ_COMMITTED, READ_UNCOMMITTED, FetchResult, PartitionRecords
 from aiokafka.errors import CorruptRecordException
 from aiokafka.record.default_records import DefaultRecordBatchBuilder
+from aiokafka.record.legacy_records import LegacyRecordBatchBuilder
 from aiokafka.record.memory_records import MemoryRecords
 from aiokafka.record.util import calc_crc32c
 from aiokafka.structs import TopicPartition
@@ -151,3 +152,22 @@ def test_a_fetch_from_before_a_seek_is_dropped() -> None:
 
     assert all_records(result) == []
     assert place.position == 7
+
+
+@pytest.mark.parametrize("magic", [0, 1])
+def test_records_of_old_formats_are_taken_too(magic: int) -> None:
+    """A topic that is older than the cluster may still hold them; they do not tell where a batch begins."""
+
+    def result() -> FetchResult:
+        builder = LegacyRecordBatchBuilder(magic, 0, 1_000_000)
+        for offset in range(3):
+            builder.append(offset, 1_000, b"k", b"v")
+        records = PartitionRecords(
+            PLACE, MemoryRecords(bytes(builder.build())), [], 1, None, None, True, READ_COMMITTED
+        )
+        return FetchResult(PLACE, assignment=Assignment(1), partition_records=records, backoff=0)
+
+    taken = all_records(result())
+
+    assert [record.offset for record in taken] == [1, 2]
+    assert seen(taken) == seen(result().getall())

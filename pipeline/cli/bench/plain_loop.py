@@ -124,5 +124,7 @@ def _produce(
     """One transaction."""
     producer.begin_transaction()
     for topic, values in outputs.items():
-        producer.produce_batch(topic, [{"key": key, "value": values[key]} for key in keys], partition=partition)
+        producer.produce_batch(
+            topic, [{"key": key, "value": values.get(key, b"")} for key in keys], partition=partition
+        )
     producer.commit_transaction(_TIMEOUT_S)
