@@ -38,7 +38,7 @@ def run_chaos(folder: Path, cache_dir: Path, **options: Any) -> Report:  # noqa:
     return report
 
 
-@pytest.mark.parametrize(("nodes", "faults_s"), [(1, 30.0), (3, 45.0)])
+@pytest.mark.parametrize(("nodes", "faults_s"), [(1, 25.0), (3, 35.0)])
 def test_promises_hold_whatever_is_killed_or_frozen(
     nodes: int, faults_s: float, tmp_path: Path, kafka_cache_dir: Path
 ) -> None:
@@ -51,7 +51,7 @@ def test_promises_hold_whatever_is_killed_or_frozen(
 
 def test_agents_and_consumers_that_die_in_a_row_break_nothing(tmp_path: Path, kafka_cache_dir: Path) -> None:
     """At any step of their work; and as Kafka itself is well all the time, every event has a known outcome."""
-    report = run_chaos(tmp_path, kafka_cache_dir, nodes=1, faults_s=25.0, kinds=KAFKA_IS_WELL)
+    report = run_chaos(tmp_path, kafka_cache_dir, nodes=1, faults_s=20.0, kinds=KAFKA_IS_WELL)
 
     assert report.sentences == []
     assert report.is_right

@@ -22,7 +22,7 @@ __all__ = ["Run"]
 
 _FAR_MS: Final = 7 * 86_400_000
 _PHASE_TIMEOUT_S: Final = 300.0
-_POSITIONS_PAUSE_S: Final = 0.1
+_POSITIONS_PAUSE_S: Final = 0.25
 _NOWHERE: Final = (-1, 0.0)
 _SETTLE_S: Final = 2.0
 _LEAD_S: Final = 4.0

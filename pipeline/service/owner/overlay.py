@@ -97,7 +97,7 @@ class Overlay:
             before = self._before[task_id]
             drop: IndexEntry | None = None if before is None else index_entry(before)
             add: IndexEntry | None = None if after is None else index_entry(after)
-            if drop == add:
+            if drop is not None and drop == add:
                 drop = add = None
             rows.append(TableRow(task_id, None if after is None else encode(after), drop, add))
         return rows

@@ -95,7 +95,7 @@ class Work:
 
     def apply(self, records: Sequence[InputRecord], admit: Admit) -> None:
         """Apply input records in order; what breaks a rule is set aside with its reason and delays nothing."""
-        admitted = [self._admit(record, admit) for record in records]
+        admitted = self._admit_all(records, admit)
         self.overlay.load([event.task_id for event in admitted if event is not None and event.task_id is not None])
         strays = self._stray_keys(records, admitted)
         for record, event in zip(records, admitted, strict=True):
@@ -109,16 +109,22 @@ class Work:
                 self._apply_one(record, event)
         self.applied += len(records)
 
-    def _admit(self, record: InputRecord, admit: Admit) -> Event | Rejection | None:
-        if record.key == FENCE_KEY:
-            return None
-        if record.offset == self._quarantine.offset:
-            self.quarantined = True
-            return Rejection(reason=Reason.UNDELIVERABLE, message=self._quarantine.message)
-        try:
-            return admit(record)
-        except Exception:  # noqa: BLE001  # whatever a record makes the decoder do, the next ones must go on
-            return self._admit_again(record, admit)
+    def _admit_all(self, records: Sequence[InputRecord], admit: Admit) -> list[Event | Rejection | None]:
+        """What each record says; None for those that only mark a place in the log."""
+        quarantined = self._quarantine.offset
+        admitted: list[Event | Rejection | None] = []
+        for record in records:
+            if record.key == FENCE_KEY:
+                admitted.append(None)
+            elif record.offset == quarantined:
+                self.quarantined = True
+                admitted.append(Rejection(reason=Reason.UNDELIVERABLE, message=self._quarantine.message))
+            else:
+                try:
+                    admitted.append(admit(record))
+                except Exception:  # noqa: BLE001  # whatever a record makes the decoder do, the next ones must go on
+                    admitted.append(self._admit_again(record, admit))
+        return admitted
 
     def _admit_again(self, record: InputRecord, admit: Admit) -> Event | Rejection:
         try:
