@@ -220,16 +220,32 @@ def _await_group(fleet: Fleet) -> None:
     fleet.deployment.until(fleet.deployment.group_is_at_the_end, within_s=15, what="the group is at the end")
 
 
+def _listed(fleet: Fleet) -> dict[str, dict[str, Any]]:
+    """All tasks, as soon as an agent can tell: one that is ready may not have heard yet who else is."""
+    found: dict[str, dict[str, Any]] = {}
+
+    def can_tell() -> bool:
+        try:
+            found.update(fleet.agents[0].agent.tasks())
+        except AssertionError:
+            found.clear()
+            return False
+        return True
+
+    fleet.deployment.until(can_tell, within_s=READY_WITHIN_S, what="an agent lists all tasks")
+    return found
+
+
 def _rebuild(fleet: Fleet, story: Story) -> None:
     """Compare the tables that lived through all of it with those restored from `task-state`, and with `due-tasks`."""
-    lived = fleet.agents[0].agent.tasks()
+    lived = _listed(fleet)
     for place in fleet.agents:
         with place.turn:
             place.kill()
             place.lose_tables()
             place.start()
     fleet.deployment.await_ready(READY_WITHIN_S)
-    rebuilt = fleet.agents[0].agent.tasks()
+    rebuilt = _listed(fleet)
     differing = [task_id for task_id in lived.keys() | rebuilt.keys() if lived.get(task_id) != rebuilt.get(task_id)]
     assert not differing, f"{len(differing)} tasks, such as {lived.get(differing[0])} and {rebuilt.get(differing[0])}"
     places = {(each.task.task_id, each.task.generation): each.place for each in story.emitted}
