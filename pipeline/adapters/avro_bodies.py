@@ -13,6 +13,7 @@ from typing import Final
 from msgspec.structs import replace
 
 from pipeline.adapters.avro_primitives import (
+    INSTANT_BYTES,
     LONG_OR_NEGATIVE,
     ZERO,
     MalformedBodyError,
@@ -27,6 +28,7 @@ from pipeline.adapters.avro_primitives import (
     read_three_longs,
     shared_long,
     text,
+    three_pairs,
 )
 from pipeline.core.effects import DueTask
 from pipeline.core.events import Cancel, Event, Schedule
@@ -58,8 +60,6 @@ _FOUR_EMPTY: Final = 4 * ZERO
 
 _MORE_FOLLOWS: Final = 0x80
 _SEVEN_BITS: Final = 0x7F
-_INSTANT_BYTES: Final = 6
-_three_pairs: Final = Struct("<3H").unpack_from
 _request: Final = Struct("<BBHHHBBB").unpack_from
 _REQUEST_BYTES: Final = 11
 """Of a plain request: type, version, due_at_ms, delay_ms, and the payload's length in two bytes."""
@@ -153,10 +153,10 @@ def _plain_schedule(value: bytes, at: int) -> Schedule | None:  # noqa: PLR0911 
         return None
     size = value[start - 1]
     at = start + (size >> 1)
-    if size & LONG_OR_NEGATIVE or len(value) != at + _INSTANT_BYTES:
+    if size & LONG_OR_NEGATIVE or len(value) != at + INSTANT_BYTES:
         return None
     due_at_ms = instant_of_pairs(due_low, due_mid, due_high)
-    created_at_ms = instant_of_pairs(*_three_pairs(value, at))
+    created_at_ms = instant_of_pairs(*three_pairs(value, at))
     if kind != _SCHEDULE[0] or due_at_ms <= 0 or created_at_ms < 0:
         return None
     if version & LONG_OR_NEGATIVE or (delay | more) & _MORE_FOLLOWS:

@@ -13,6 +13,7 @@ from struct import Struct
 from typing import Final
 
 __all__ = [
+    "INSTANT_BYTES",
     "LONG_OR_NEGATIVE",
     "ZERO",
     "MalformedBodyError",
@@ -27,6 +28,7 @@ __all__ = [
     "read_three_longs",
     "shared_long",
     "text",
+    "three_pairs",
 ]
 
 ZERO: Final = b"\x00"
@@ -48,9 +50,9 @@ _LAST: Final = tuple(bytes((n,)) if n <= _LAST_BYTE_MAX else bytes((n & 0x7F | 0
 
 _BITS: Final = tuple((n & 0x7F) | (n >> 8 & 0x7F) << 7 for n in range(1 << 16))
 """Two bytes, read little-endian, to their 14 bits."""
-_three_pairs: Final = Struct("<HHH").unpack_from
+three_pairs: Final = Struct("<HHH").unpack_from
 _nine_pairs: Final = Struct("<9H").unpack_from
-_SIX_BYTES: Final = 6
+INSTANT_BYTES: Final = 6
 _BOTH_MORE: Final = 0x8080
 _FIRST_MORE: Final = 0x80
 """In two bytes, the bits that say that another byte follows: after both, after the first only."""
@@ -109,9 +111,9 @@ def read_long(value: bytes, at: int) -> tuple[int, int]:
     byte = value[at]
     if byte <= _LAST_BYTE_MAX:
         return (byte >> 1) ^ -(byte & 1), at + 1
-    if at + _SIX_BYTES > len(value):
+    if at + INSTANT_BYTES > len(value):
         return _read_any_long(value, at)
-    low, mid, high = _three_pairs(value, at)
+    low, mid, high = three_pairs(value, at)
     if low & mid & _BOTH_MORE == _BOTH_MORE:
         if high & _BOTH_MORE == _FIRST_MORE:  # six bytes, as an instant of this age has
             z, at = _BITS[low] | _BITS[mid] << 14 | _BITS[high] << 28, at + 6
@@ -154,13 +156,13 @@ def read_int32(value: bytes, at: int) -> tuple[int, int]:
 
 def read_three_longs(value: bytes, at: int) -> tuple[int, int, int, int]:
     """Three longs in a row, and where the next field begins: as `read_long` thrice, faster for instants of this age."""
-    if at + 3 * _SIX_BYTES <= len(value):
+    if at + 3 * INSTANT_BYTES <= len(value):
         a, b, c, d, e, f, g, h, i = _nine_pairs(value, at)
         if a & b & d & e & g & h & _BOTH_MORE == _BOTH_MORE and c & f & i & 0x80 and not (c | f | i) & 0x8000:
             x = _BITS[a] | _BITS[b] << 14 | _BITS[c] << 28
             y = x if d == a and e == b and f == c else _BITS[d] | _BITS[e] << 14 | _BITS[f] << 28
             z = _BITS[g] | _BITS[h] << 14 | _BITS[i] << 28
-            return (x >> 1) ^ -(x & 1), (y >> 1) ^ -(y & 1), (z >> 1) ^ -(z & 1), at + 3 * _SIX_BYTES
+            return (x >> 1) ^ -(x & 1), (y >> 1) ^ -(y & 1), (z >> 1) ^ -(z & 1), at + 3 * INSTANT_BYTES
     first, at = read_long(value, at)
     second, at = read_long(value, at)
     third, at = read_long(value, at)

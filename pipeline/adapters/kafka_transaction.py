@@ -267,25 +267,29 @@ class KafkaTransaction:
         else:
             self._other_faults.add(error.name())
 
-    def _note_offset(self, error: KafkaError | None, message: Message, expected: Offset | None) -> None:
+    def _placed(self, error: KafkaError | None, message: Message) -> Offset | None:
+        """Where a record stands; None if that is not told, and a note of why."""
         if error is not None:
             self._note_refusal(error, message)
-            return
+            return None
         offset = message.offset()
         if offset is None:  # "I had that already", after a leader change: acknowledged, but nobody tells where
             self._unplaced = True
+            return None
+        return Offset(offset)
+
+    def _note_offset(self, error: KafkaError | None, message: Message, expected: Offset | None) -> None:
+        offset = self._placed(error, message)
+        if offset is None:
             return
-        self._last_offsets[message.topic()] = Offset(offset)
+        self._last_offsets[message.topic()] = offset
         if expected is not None and offset != expected:
             self._moved = True
 
     def _note_last(self, error: KafkaError | None, message: Message) -> None:
-        if error is not None:
-            self._note_refusal(error, message)
-        elif message.offset() is None:
-            self._unplaced = True  # as above
-        else:
-            self._last_state_offset = Offset(message.offset())
+        offset = self._placed(error, message)
+        if offset is not None:
+            self._last_state_offset = offset
 
     async def _run(self, call: Callable[[], Result]) -> Result:
         def alone() -> Result:

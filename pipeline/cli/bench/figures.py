@@ -1,11 +1,8 @@
 """The sizes of a benchmark and its figures: flat, the same names every time, so that runs can be compared."""
 
-import statistics
-from collections.abc import Iterable
-
 import msgspec
 
-__all__ = ["Figures", "Pace", "Sizes", "median", "percentile", "rows"]
+__all__ = ["Figures", "Pace", "Sizes", "percentile", "rows"]
 
 
 class Sizes(msgspec.Struct, frozen=True, kw_only=True):
@@ -61,11 +58,6 @@ class Figures(msgspec.Struct, frozen=True, kw_only=True):
     def is_right(self) -> bool:
         """Whether every promise held while it was measured."""
         return not (self.early or self.lost or self.doubled)
-
-
-def median(values: Iterable[float]) -> float:
-    """The middle one; of an even number of values the lower of the two in the middle."""
-    return statistics.median_low(values)
 
 
 def percentile(sorted_values: list[float], percent: float) -> float:

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable
+from statistics import median_low
 from typing import TYPE_CHECKING, Final
 
 from confluent_kafka import Consumer, TopicPartition
@@ -9,7 +10,7 @@ from confluent_kafka import Consumer, TopicPartition
 from pipeline.adapters.avro_codec import AvroCodec
 from pipeline.adapters.topic_setup import apply_topics
 from pipeline.cli.bench.due_reader import DueReader, Received, reader_config, values_since
-from pipeline.cli.bench.figures import Figures, Pace, Sizes, median, percentile
+from pipeline.cli.bench.figures import Figures, Pace, Sizes, percentile
 from pipeline.cli.bench.load import Load, Upstream, partition_sizes
 from pipeline.cli.bench.plain_loop import WARM_UP_KEY, PlainLoop, Stretch
 from pipeline.cli.child_agent import ChildAgents
@@ -40,7 +41,8 @@ class Run:
         self._sizes = sizes
         self._say = on_progress
         self._client = settings.client_config()
-        self._scratch = settings.model_copy(update={"topic_prefix": "ceiling."}).topics
+        self._scratch_settings = settings.model_copy(update={"topic_prefix": "ceiling."})
+        self._scratch = self._scratch_settings.topics
         self._upstream = Upstream(settings)
         self._agents = ChildAgents(settings, sizes.agents)
         self._reader = DueReader(self._client, settings.topics.due, [0] * settings.partitions)
@@ -53,7 +55,7 @@ class Run:
     def measure(self) -> Figures:
         """All phases; raises `UnavailableError` if one does not end in time."""
         try:
-            apply_topics(self._settings.model_copy(update={"topic_prefix": "ceiling."}))
+            apply_topics(self._scratch_settings)
             self._reader.start()
             self._say("Starting the agents")
             self._agents.start()
@@ -229,12 +231,12 @@ class Run:
         tasks = [codec.decode_due(each.value) for each in self._received]
         unique = {(task.task_id, task.generation, task.occurrence) for task in tasks}
         return Figures(
-            ingest_per_s=round(median(pace.per_s for pace in ingest)),
-            ingest_ceiling_per_s=round(median(pace.ceiling_per_s for pace in ingest)),
-            ingest_ratio=round(median(pace.ratio for pace in ingest), 3),
-            drain_per_s=round(median(pace.per_s for pace in drain)),
-            drain_ceiling_per_s=round(median(pace.ceiling_per_s for pace in drain)),
-            drain_ratio=round(median(pace.ratio for pace in drain), 3),
+            ingest_per_s=round(median_low(pace.per_s for pace in ingest)),
+            ingest_ceiling_per_s=round(median_low(pace.ceiling_per_s for pace in ingest)),
+            ingest_ratio=round(median_low(pace.ratio for pace in ingest), 3),
+            drain_per_s=round(median_low(pace.per_s for pace in drain)),
+            drain_ceiling_per_s=round(median_low(pace.ceiling_per_s for pace in drain)),
+            drain_ratio=round(median_low(pace.ratio for pace in drain), 3),
             lateness_ms_p50=round(percentile(lateness_ms, 50), 1),
             lateness_ms_p99=round(percentile(lateness_ms, 99), 1),
             lateness_ms_max=round(lateness_ms[-1], 1),
