@@ -7,11 +7,12 @@ from typing import Final
 
 import msgspec
 
+from pipeline.core.events import DAY_MS
 from pipeline.core.tasks import NO_HEADERS, InstantMs, Offset
 
 __all__ = ["EntryKind", "LogEntry", "MemoryLog", "RunState", "TransactionRun"]
 
-_NEVER_MS: Final = InstantMs(0)
+_START_MS: Final = InstantMs(0)
 
 
 class RunState(StrEnum):
@@ -69,6 +70,7 @@ class MemoryLog:
         self.log_end_offset = Offset(0)
         self._held_at: Offset | None = None
         self._undecided: dict[TransactionRun, Offset] = {}
+        self._deleted_until_ms: dict[Offset, InstantMs] = {}
 
     @property
     def end_offset(self) -> Offset:
@@ -167,10 +169,13 @@ class MemoryLog:
         found = (entry for entry in reversed(self.entries) if entry.key == key and _counts(entry))
         return next(found, None)
 
-    def compact(self, *, before: Offset | None = None, tombstones_before_ms: InstantMs = _NEVER_MS) -> None:
+    def compact(
+        self, *, before: Offset | None = None, now_ms: InstantMs = _START_MS, delete_retention_ms: int = DAY_MS
+    ) -> None:
         """Keep the last committed record of each key below `before`, as the log cleaner does; markers go too.
 
-        Tombstones appended before `tombstones_before_ms` go as well: their `delete.retention.ms` is over.
+        A tombstone stays for `delete_retention_ms` after the first pass that met it (KIP-534): who has read what it
+        deletes had read it before that pass.
         """
         stable = self.last_stable_offset
         limit = stable if before is None else min(before, stable)
@@ -178,16 +183,13 @@ class MemoryLog:
         for entry in self.entries:
             if entry.offset < limit and _counts(entry) and entry.key is not None:
                 last[entry.key] = entry.offset
+        kept = [entry for entry in self.entries if entry.offset >= limit or last.get(entry.key or b"") == entry.offset]
         self.entries = [
             entry
-            for entry in self.entries
+            for entry in kept
             if entry.offset >= limit
-            or (
-                _counts(entry)
-                and entry.key is not None
-                and last[entry.key] == entry.offset
-                and not (entry.value is None and entry.timestamp < tombstones_before_ms)
-            )
+            or entry.value is not None
+            or now_ms < self._deleted_until_ms.setdefault(entry.offset, InstantMs(now_ms + delete_retention_ms))
         ]
 
     def delete_before(self, offset: Offset) -> None:

@@ -9,6 +9,7 @@ for each, so that they can be counted. Both take histories of hundreds of thousa
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
+from typing import Final
 
 import msgspec
 
@@ -22,6 +23,7 @@ from pipeline.testing.memory_log import MemoryLog
 from pipeline.testing.memory_timer_table import DiskTable
 
 __all__ = [
+    "EVENT_IDS_REMEMBERED",
     "Acknowledged",
     "TaskHistory",
     "applied_wrongly",
@@ -34,6 +36,9 @@ __all__ = [
     "fired_wrongly",
     "missed",
 ]
+
+EVENT_IDS_REMEMBERED: Final = 16
+"""How many events of a task the design promises to know again, whatever the code says."""
 
 
 class Acknowledged(msgspec.Struct, frozen=True, kw_only=True):
@@ -105,8 +110,17 @@ def check_nothing_missed(emissions: Iterable[DueTask], acknowledged: Sequence[Ac
     _check(missed(emissions, acknowledged, now_ms))
 
 
-def missed(emissions: Iterable[DueTask], acknowledged: Iterable[Acknowledged], now_ms: InstantMs) -> Iterator[str]:
-    """G1, G2: a sentence for each schedule that was due by `now_ms`, was not overruled, and never emitted."""
+def missed(
+    emissions: Iterable[DueTask],
+    acknowledged: Iterable[Acknowledged],
+    now_ms: InstantMs,
+    *,
+    remembered: int = EVENT_IDS_REMEMBERED,
+) -> Iterator[str]:
+    """G1, G2: a sentence for each schedule that was due by `now_ms`, was not overruled, and never emitted.
+
+    `remembered`: how many events of a task must be known when they come again; 0 where rows are soon forgotten.
+    """
     emitted = {(task.task_id, task.generation) for task in emissions}
     for history in _by_task(acknowledged).values():
         for ack in history.events:
@@ -116,7 +130,7 @@ def missed(emissions: Iterable[DueTask], acknowledged: Iterable[Acknowledged], n
                 continue
             if (ack.event.task_id, ack.generation) in emitted:
                 continue
-            if not any(history.overruling(ack)) and not any(history.forgotten_cancels(ack)):
+            if not any(history.overruling(ack)) and not any(history.forgotten(ack, remembered)):
                 yield (
                     f"G1, G2: {ack.event.task_id!r} of offset {ack.offset} was due at {ack.due_at_ms}, it is {now_ms}, "
                     "and it was never emitted"
@@ -206,16 +220,25 @@ class TaskHistory:
             for refused in self._refused
         )
 
-    def forgotten_cancels(self, schedule: Acknowledged) -> Iterator[Acknowledged]:
-        """Cancels sent again after `schedule` that may count as new: nothing is remembered of one that met no task.
+    def forgotten(self, schedule: Acknowledged, remembered: int) -> Iterator[Acknowledged]:
+        """Events sent again after `schedule` that may count as new, and overrule it."""
+        repeated = (
+            other for other in self.events if other.generation > schedule.generation and self.is_repeated(other)
+        )
+        yield from (other for other in repeated if self.may_be_forgotten(other, remembered))
 
-        Without a version it left no row, not even its id. Whether it met one depends on when it was applied.
+    def may_be_forgotten(self, repeated: Acknowledged, remembered: int) -> bool:
+        """Whether as many others as are `remembered` came between it and its first sending.
+
+        A cancel without a version may be forgotten at once: if it met no task, it left no row, not even its id. Whether
+        it met one depends on when it was applied.
         """
-        for other in self.events:
-            if isinstance(other.event, Cancel) and not other.event.version:
-                later = other.generation > schedule.generation
-                if later and self.is_repeated(other):
-                    yield other
+        event = repeated.event
+        if isinstance(event, Cancel) and not event.version:
+            return True
+        between = range(self._first_generation[event.event_id] + 1, repeated.generation)
+        others = sum(1 for other in self.events if other.generation in between and not _is_same(other, repeated))
+        return others >= remembered
 
 
 def _by_task(acknowledged: Iterable[Acknowledged]) -> dict[TaskId, TaskHistory]:

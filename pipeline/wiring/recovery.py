@@ -24,8 +24,9 @@ from pipeline.adapters.rocksdb_timer_table import RocksdbTableStore
 from pipeline.adapters.scratch_folder import scratch_folder
 from pipeline.adapters.system_clock import SystemClock
 from pipeline.config import Settings
-from pipeline.core.tasks import DurationMs, Partition
+from pipeline.core.tasks import DurationMs, InstantMs, Partition
 from pipeline.errors import FencedError, NotFoundError, RefusedError, TopicMismatchError, UsageError
+from pipeline.ports import Clock
 from pipeline.service.admission import Admission
 from pipeline.service.owner.settings import OwnerSettings
 from pipeline.service.owner.table_refresh import StateContent, read_content, refresh_table
@@ -68,7 +69,8 @@ def rebuild_from_state(
 ) -> list[TableReport]:
     """Rebuild the local tables of the data folder; what was done, or would be if `confirm` says no.
 
-    Raises `NotFoundError` (no tables), `RefusedError` (agents run on the folder), `UnavailableError`.
+    Raises `NotFoundError` (no tables), `RefusedError` (agents run on the folder), `UnavailableError`,
+    `CorruptStateError` (it took longer than the topic keeps deletions).
     """
     with _threads() as threads:
         return asyncio.run(_from_state(settings, partition, confirm, on_progress, threads))
@@ -82,7 +84,7 @@ async def _from_state(
     threads: ThreadPoolExecutor,
 ) -> list[TableReport]:
     client, topic, codec = settings.client_config(), settings.topics.state, AvroCodec()
-    log, state_log = KafkaPartitionLog(client), KafkaStateLog(client, topic, threads)
+    log, state_log, clock = KafkaPartitionLog(client), KafkaStateLog(client, topic, threads), SystemClock()
     places = [(folder, number) for folder, number in _local_tables(settings.data_dir) if partition in {None, number}]
     if not places:
         raise NotFoundError(f"There are no local tables to rebuild in {settings.data_dir}.")
@@ -94,17 +96,30 @@ async def _from_state(
     reports = [_table_report(settings, folder, number, contents[number]) for folder, number in places]
     if not confirm(reports):
         return reports
+    keeps_deletions_ms = int(KafkaAdmin(client).topics([topic])[topic].settings["delete.retention.ms"])
     slots = AgentSlot.hold_all(settings.data_dir)
     try:
         for at, (folder, number) in enumerate(places):
             store = RocksdbTableStore(folder, memory_bytes=settings.table_memory_bytes, lock_wait_ms=LOCK_WAIT_MS)
             told = partial(on_progress, f"Restoring partition {number}")
-            aside = await refresh_table(store, state_log, codec, contents[number], partition=number, on_progress=told)
+            aside = await refresh_table(
+                store,
+                state_log,
+                codec,
+                contents[number],
+                partition=number,
+                is_outdated=partial(_is_past, clock, InstantMs(clock.now_ms() + keeps_deletions_ms)),
+                on_progress=told,
+            )
             reports[at] = msgspec.structs.replace(reports[at], put_aside=aside)
     finally:
         for slot in slots:
             slot.release()
     return reports
+
+
+def _is_past(clock: Clock, instant_ms: InstantMs) -> bool:
+    return clock.now_ms() > instant_ms
 
 
 def _local_tables(data_dir: Path) -> Iterator[tuple[Path, int]]:

@@ -89,7 +89,7 @@ def test_open_transaction_on_task_state_delays_a_restore_and_shortens_none(deplo
     gone = [f"gone-{n}" for n in range(20)]
     deployment.send(*(schedule(task_id, due_at_ms) for task_id in [*kept, *gone]))
     deployment.await_status("gone-0", "SCHEDULED")
-    intruder = transactional(deployment, timeout_ms=9_000)
+    intruder = transactional(deployment, timeout_ms=60_000)
     for partition in range(deployment.settings.partitions):
         intruder.produce(deployment.topics.state, value=b"nonsense", key=b"intruder", partition=partition)
     intruder.flush(10)
@@ -99,8 +99,10 @@ def test_open_transaction_on_task_state_delays_a_restore_and_shortens_none(deplo
     agent.kill()
 
     # On another disk, where nothing is known: all has to come from task-state.
-    agent = deployment.start_agent("elsewhere")
+    agent = deployment.start_agent("elsewhere", ready=False)
 
-    assert agent.logged("restore_waits"), "it should have said what it waited for"
+    deployment.until(lambda: agent.logged("restore_waits"), within_s=40, what="it says what it waits for")
+    assert deployment.due() == []
+    intruder.abort_transaction(10)
     deployment.await_due(kept)
     assert_fired_once(deployment.pass_instant(due_at_ms), kept)

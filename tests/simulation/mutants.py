@@ -651,13 +651,13 @@ _RESTORES: Final = (
             (
                 _ACQUIRE,
                 """\
-            positions, position = await self._replay(table, meta, end)
-            too_old""",
+            positions, position = await self._replay(table, meta, end, stamp_ms)
+""",
                 """\
             positions, position = (
-                (meta.positions, end) if meta is not None else await self._replay(table, None, end)
+                (meta.positions, end) if meta is not None else await self._replay(table, None, end, stamp_ms)
             )
-            too_old""",
+""",
             ),
         ),
         breaks=(
@@ -795,12 +795,8 @@ _RESTORES: Final = (
             ),
             (
                 _ACQUIRE,
-                """\
-        return self._outside.clock.now_ms() - positions.stamp_ms > self._settings.offline_max_ms
-""",
-                """\
-        return False
-""",
+                "is_outdated=lambda: clock.now_ms() - good_ms > offline_max_ms,",
+                "is_outdated=lambda: False,",
             ),
         ),
         breaks=(
@@ -814,12 +810,8 @@ _RESTORES: Final = (
         edits=(
             (
                 _WORLD,
-                """\
-        before_ms = InstantMs(self.clock.now_ms() - self.shape.offline_max_ms - self.shape.skew_ms)
-""",
-                """\
-        before_ms = self.clock.now_ms()
-""",
+                "delete_retention_ms=self._deletions_kept_ms)",
+                "delete_retention_ms=0)",
             ),
         ),
         breaks=(

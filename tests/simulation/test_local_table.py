@@ -114,7 +114,7 @@ def test_table_older_than_the_tombstones_is_put_aside() -> None:
         old = world.disk.copy(0)
         await world.clock.advance(3 * HOUR_MS)
         await agent.kill()
-        world.cluster.log("task-state", 0).compact(tombstones_before_ms=world.clock.now_ms())
+        world.cluster.log("task-state", 0).compact(now_ms=world.clock.now_ms(), delete_retention_ms=0)
         world.disk.put_back(0, old)
 
         await world.started(settings=settings)
@@ -145,6 +145,46 @@ def test_table_that_grows_too_old_while_it_is_restored_is_put_aside() -> None:
         assert len(world.disk.aside) == 1
         assert list(world.disk.tables[0].rows) == ["pending"]
         await world.heal_and_check()
+
+    run_virtual(main)
+
+
+def test_restore_from_nothing_that_takes_longer_than_deletions_are_kept_begins_again() -> None:
+    """What it read first has been deleted meanwhile, and the deletion is forgotten: the task would fire once more."""
+
+    async def main() -> None:
+        world = SimulatedWorld()
+        settings = simulated_settings(
+            retention_ms=DurationMs(60_000), offline_max_ms=DurationMs(HOUR_MS), heartbeat_interval_ms=600_000
+        )
+        agent = await world.started(settings=settings)
+        world.schedule("emitted", due_in_ms=1_000)
+        pending = [f"pending {number:03}" for number in range(200)]
+        for task_id in pending:
+            world.schedule(task_id, due_in_ms=10 * HOUR_MS)
+        await world.until(lambda: world.emitted() == ["emitted"])
+        await world.until(lambda: "emitted" not in world.disk.tables[0].rows)
+        await agent.kill()
+        world.disk.lose(0)
+        slow = world.agent(settings=settings)
+        slow.process.on_step = lambda _: (
+            slow.process.freeze() if slow.process.steps.count("state_log.read") > 1 else None
+        )
+        slow.start()
+        await world.until(lambda: not slow.process.responds)
+        assert "emitted" in world.disk.tables[0].rows
+
+        state_log = world.cluster.log("task-state", 0)
+        state_log.compact(now_ms=world.clock.now_ms(), delete_retention_ms=HOUR_MS)
+        await world.clock.advance(HOUR_MS + 1)
+        state_log.compact(now_ms=world.clock.now_ms(), delete_retention_ms=HOUR_MS)
+        slow.process.on_step = None
+        slow.process.thaw()
+        await world.clock.advance(HOUR_MS)
+
+        assert sorted(world.disk.tables[0].rows) == pending
+        assert world.emitted() == ["emitted"]
+        assert len(world.disk.aside) == 1
 
     run_virtual(main)
 

@@ -146,6 +146,18 @@ def test_schedule_that_never_fires_is_found() -> None:
         check_nothing_missed([], acknowledged(schedule()), LATER_MS)
 
 
+def test_repetition_overrules_only_if_its_first_sending_may_be_forgotten() -> None:
+    """G1 and G2: a row knows the last 16 events; what comes again after as many others counts as new."""
+    others = [schedule(event_id=f"e{number}") for number in range(16)]
+    again = [schedule(event_id="a"), *others, schedule(event_id="a")]
+    soon_again = [schedule(event_id="a"), *others[1:], schedule(event_id="a")]
+
+    check_nothing_missed([], acknowledged(*again), LATER_MS)
+    assert list(missed([], acknowledged(*soon_again), LATER_MS, remembered=15)) == []
+    with pytest.raises(AssertionError, match="of offset 15 "):
+        check_nothing_missed([], acknowledged(*soon_again), LATER_MS)
+
+
 def test_task_that_is_applied_twice_or_out_of_nothing_is_found() -> None:
     """G6: for each group by itself."""
     check_applied_once([row(), row(group="mail"), row(1)], [emitted(), emitted(1)])

@@ -122,14 +122,7 @@ class Acquisition:
             if table.meta() is not None and meta is None:
                 self._put_aside(table, self._fault)
                 table = await self._open_table()
-            positions, position = await self._replay(table, meta, end)
-            too_old = meta is not None and position > meta.state_position and self._too_old(meta.positions)
-            if too_old:  # deletions may have been cleaned away while the tail was read
-                self._put_aside(table, "it grew too old while it was restored")
-                table = await self._open_table()
-                stamp_ms = outside.clock.now_ms()
-                end = await outside.end_offsets.end_offset(settings.state_topic, settings.partition)
-                positions, position = await self._replay(table, None, end)
+            positions, position = await self._replay(table, meta, end, stamp_ms)
             fresh = await self._fresh_or_known(positions, identity, stamp_ms)
         except BaseException:
             table.close()
@@ -162,9 +155,6 @@ class Acquisition:
         self._fault = fault.message
         return None
 
-    def _too_old(self, positions: Positions) -> bool:
-        return self._outside.clock.now_ms() - positions.stamp_ms > self._settings.offline_max_ms
-
     async def _open_table(self) -> TimerTable:
         try:
             return await self._outside.tables.open(self._settings.partition)
@@ -178,8 +168,15 @@ class Acquisition:
         place = self._outside.tables.put_aside(self._settings.partition, reason)
         self._log.warning("table_put_aside", reason=reason, place=place)
 
-    async def _replay(self, table: TimerTable, meta: TableMeta | None, end: Offset) -> tuple[Positions | None, Offset]:
-        """Bring the table up to `end` of `task-state`; the positions that it then reflects, and how far it is."""
+    async def _replay(
+        self, table: TimerTable, meta: TableMeta | None, end: Offset, stamp_ms: InstantMs
+    ) -> tuple[Positions | None, Offset]:
+        """Bring the table up to `end` of `task-state`; the positions that it then reflects, and how far it is.
+
+        Raises `CorruptStateError` if that takes until what it had, or read first, is too old.
+        """
+        good_ms = meta.positions.stamp_ms if meta is not None else stamp_ms
+        clock, offline_max_ms = self._outside.clock, self._settings.offline_max_ms
         restored = await restore_table(
             table,
             codec=self._outside.codec,
@@ -187,6 +184,7 @@ class Acquisition:
             partition=self._settings.partition,
             meta=meta,
             end=end,
+            is_outdated=lambda: clock.now_ms() - good_ms > offline_max_ms,
             on_progress=self._on_progress,
         )
         self._log.info("table_restored", rows=restored.rows, position=restored.position, end=end, warm=meta is not None)

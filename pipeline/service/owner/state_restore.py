@@ -45,13 +45,16 @@ async def restore_table(
     partition: int,
     meta: TableMeta | None,
     end: Offset,
+    is_outdated: Callable[[], bool],
     on_progress: Progress,
 ) -> Restored:
     """Read `task-state` on from where `meta` says (None: the table is new), up to `end`.
 
     A record that can't be read is passed over if a later one of its key replaces it, as after a rebuild.
-    Raises `RefusedError` if the state needs a newer reader or can't be read, `CorruptStateError` if the table can't be,
-    `UnavailableError`. `on_progress` hears (position, end).
+    `is_outdated` tells whether the brokers may have forgotten deletions of rows that the table has, because it was
+    away, or the restore has taken, longer than they keep them. Raises `RefusedError` if the state needs a newer reader
+    or can't be read, `CorruptStateError` if the table can't be or is outdated, `UnavailableError`. `on_progress` hears
+    (position, end).
     """
     positions = meta.positions if meta is not None else None
     position = meta.state_position if meta is not None else Offset(0)
@@ -69,6 +72,8 @@ async def restore_table(
                         await _refuse_what_stays_unreadable(codec, state_log, partition, position, end)
                         is_checked = True
                     found, rows = _decoded_chunk(table, codec, _readable(codec, latest, partition), partition)
+                if is_outdated():
+                    raise CorruptStateError("it grew too old while it was restored: deletions may be gone by now")
                 positions = positions if found is None else found
                 position = chunk.position
                 # Without positions the meta stays empty, which no later start takes for a whole table.

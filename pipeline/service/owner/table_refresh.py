@@ -60,12 +60,14 @@ async def refresh_table(
     content: StateContent,
     *,
     partition: int,
+    is_outdated: Callable[[], bool],
     on_progress: Progress,
 ) -> str:
-    """Where the old table went; the new one has the rows of `content`.
+    """Where the old table went; the new one has the rows of `content`. `is_outdated` as in `restore_table`.
 
     If `task-state` holds nothing of the partition, the old table is put aside and none takes its place: what the agent
-    does then is the agent's rule. Raises `UnavailableError` if somebody has the table open.
+    does then is the agent's rule. Raises `UnavailableError` if somebody has the table open, `CorruptStateError` if the
+    restore took too long.
     """
     aside = store.put_aside(partition, "duetasks rebuild --from state")
     if content.positions is None:
@@ -79,6 +81,7 @@ async def refresh_table(
             partition=partition,
             meta=None,
             end=content.end,
+            is_outdated=is_outdated,
             on_progress=on_progress,
         )
     finally:

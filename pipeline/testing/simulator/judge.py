@@ -13,7 +13,7 @@ from pipeline.core.applied import AppliedTask, Outcome
 from pipeline.core.effects import DeadTask, DueTask
 from pipeline.core.events import Reason, Schedule
 from pipeline.core.positions import POSITIONS_KEY, Positions
-from pipeline.core.tasks import EVENT_HASH_BYTES, FINAL, InstantMs, Offset, Status, TaskId, TaskState, index_entry
+from pipeline.core.tasks import FINAL, InstantMs, Offset, Status, TaskId, TaskState, index_entry
 from pipeline.service.consumer.task_handling import REPLAY_HEADER
 from pipeline.service.owner.state_restore import decode_meta
 from pipeline.testing.memory_cluster import MemoryCluster
@@ -21,7 +21,7 @@ from pipeline.testing.memory_consumers import PlainConsumerCodec
 from pipeline.testing.memory_group import MemoryGroup
 from pipeline.testing.memory_log import LogEntry
 from pipeline.testing.memory_timer_table import DiskTable
-from pipeline.testing.promises import applied_wrongly, check_table_is_fold, missed
+from pipeline.testing.promises import EVENT_IDS_REMEMBERED, applied_wrongly, check_table_is_fold, missed
 from pipeline.testing.simulated_process import SimulatedProcess
 from pipeline.testing.simulator.consumers import GROUP, ConsumerGroup
 from pipeline.testing.simulator.machine import Machine
@@ -35,8 +35,6 @@ __all__ = ["BrokenPromiseError", "Judge"]
 _CODEC: Final = PlainConsumerCodec()
 STAMP_MS_MAX: Final = 6_000
 """Three heartbeats of the simulated owners: a claim that nobody renews would be forgotten by the brokers one day."""
-EVENT_MEMORY_BYTES: Final = 128
-"""What the design promises that a task's row remembers: 16 event ids, whatever the code says."""
 
 
 class BrokenPromiseError(Exception):
@@ -57,6 +55,7 @@ class Judge:
         clocks: Mapping[str, VirtualClock],
     ) -> None:
         self._shape = shape
+        self._remembered = 0 if shape.is_forgetful else EVENT_IDS_REMEMBERED
         self._cluster = cluster
         self._group = group
         self._upstream = upstream
@@ -70,6 +69,7 @@ class Judge:
         self._folds = [StateFold() for _ in range(shape.partitions)]
         self._claims: dict[str, tuple[int, int]] = {}
         self._places: dict[tuple[str, int], Offset] = {}
+        self._broken: BrokenPromiseError | None = None
         self.emissions: list[DueTask] = []
         self.dead: list[DeadTask] = []
         self.applied: list[AppliedTask] = []
@@ -79,7 +79,16 @@ class Judge:
     # -- after every step --------------------------------------------------------------------------------------------
 
     def look(self) -> None:
-        """Judge what is new; raises `BrokenPromiseError`."""
+        """Judge what is new; raises `BrokenPromiseError`, from then on always: whoever looked first may not tell."""
+        if self._broken is not None:
+            raise self._broken
+        try:
+            self._look()
+        except BrokenPromiseError as error:
+            self._broken = error
+            raise
+
+    def _look(self) -> None:
         for partition in range(self._shape.partitions):
             last = self._cluster.log("task-state", partition).last_committed(POSITIONS_KEY)
             if last is not None:
@@ -137,7 +146,7 @@ class Judge:
             raise BrokenPromiseError(f"G1: {task.task_id} was due at {schedule.due_at_ms}, not at {task.due_at_ms}")
         if isinstance(schedule.event, Schedule) and task.payload != schedule.event.payload:
             raise BrokenPromiseError(f"G1: {task.task_id} was emitted with the content of another: {task.payload!r}")
-        if self._must_be_known(TaskId(task.task_id)) and history.is_repeated(schedule):
+        if history.is_repeated(schedule) and not history.may_be_forgotten(schedule, self._remembered):
             raise BrokenPromiseError(
                 f"G5: {task.task_id} was emitted for {schedule.event.event_id}, which was sent before and only again"
             )
@@ -148,11 +157,6 @@ class Judge:
                     f"G4: {task.task_id} of offset {schedule.offset} was emitted although {other.event.event_id} was "
                     f"acknowledged at {other.acknowledged_at_ms} ms, before the owner read its clock at {read_ms} ms"
                 )
-
-    def _must_be_known(self, task_id: TaskId) -> bool:
-        """Whether every event of the task is still in its row's memory."""
-        is_short = self._upstream.records_of(task_id) * EVENT_HASH_BYTES <= EVENT_MEMORY_BYTES
-        return is_short and not self._shape.is_forgetful
 
     def _judge_applied(self, partition: int) -> None:
         rows = [_CODEC.decode_applied(entry.value or b"") for entry in self._new("applied-tasks", partition)]
@@ -276,7 +280,8 @@ class Judge:
             if dead.reason is Reason.UNDELIVERABLE and dead.generation
         ]
         acknowledged = [sent.as_acknowledged() for sent in self._upstream.kept()]
-        _raise_first(missed([*self.emissions, *undeliverable], acknowledged, now_ms))
+        emitted = [*self.emissions, *undeliverable]
+        _raise_first(missed(emitted, acknowledged, now_ms, remembered=self._remembered))
 
     def _judge_refusals(self) -> None:
         refused = Counter((dead.origin.partition, dead.origin.offset) for dead in self.dead if not dead.generation)

@@ -82,6 +82,7 @@ _WAITS_MS: Final = (0, 0, 1, 5, 20, 50, 200, 700)
 _LONG_WAIT_MS: Final = 4_000
 _PICK_MAX: Final = 2**32
 _TROUBLE_PERCENT: Final = 35
+_SLOW_MS: Final = 200
 _SKEW_MS_MAX: Final = 60_000
 
 
@@ -154,7 +155,7 @@ def _draw_shape(choices: random.Random) -> Shape:
     one_by_one = _chance(choices, 15)
     long_clock_steps = Kind.CLOCK_STEP in nemeses and _chance(choices, 30)
     has_good_clocks = not {Kind.CLOCK_STEP, Kind.CLOCK_DRIFT} & set(nemeses)
-    return Shape(
+    shape = Shape(
         partitions=choices.choice([1, 1, 2, 3]),
         machines=choices.choice([1, 2, 2, 3]),
         consumers=choices.choice([1, 2]) if Kind.CONSUMER_FAULT in nemeses else choices.choice([0, 1, 2]),
@@ -167,12 +168,17 @@ def _draw_shape(choices: random.Random) -> Shape:
         fire_max=1 if one_by_one else choices.choice([1, 3, 20]),
         fetch_records=choices.choice([1, 3, 100]),
         retention_ms=choices.choice([1_000, 4_000]) if short_memory else 600_000,
-        # Where all clocks agree, deletions may be cleaned away after seconds, and tables are soon too old.
-        offline_max_ms=choices.choice([1_500, 3_000, 604_800_000] if has_good_clocks else [20_000, 604_800_000]),
+        # Where all clocks agree, deletions may be cleaned away after seconds, and tables are soon too old ...
+        offline_max_ms=choices.choice([500, 1_500, 604_800_000] if has_good_clocks else [20_000, 604_800_000]),
         skew_ms=0 if has_good_clocks else _SKEW_MS_MAX,
-        latencies_ms=choices.choice([(0,), (0, 0, 0, 1, 3, 20), (1, 5, 50, 200), (1, 5, 50, 200)]),
+        latencies_ms=choices.choice([(0,), (0, 0, 0, 1, 3, 20), (1, 5, 50, _SLOW_MS), (1, 5, 50, _SLOW_MS)]),
         nemeses=nemeses,
     )
+    if _SLOW_MS not in shape.latencies_ms:
+        return shape
+    # ... but there must be time for a restore from nothing, of a topic that is short or long.
+    restore_ms = 4_000 if Kind.COMPACTION in nemeses else 15_000
+    return msgspec.structs.replace(shape, offline_max_ms=max(shape.offline_max_ms, restore_ms))
 
 
 def _draw_nemeses(choices: random.Random) -> tuple[Kind, ...]:

@@ -199,10 +199,6 @@ class Upstream:
         """What is in the topic, answered or not."""
         return [sent for sent in self.sent if sent.is_kept]
 
-    def records_of(self, task_id: TaskId) -> int:
-        """How often anything was sent of a task."""
-        return len(self._by_task[task_id])
-
     def history(self, task_id: TaskId) -> TaskHistory:
         """What is in the topic of one task."""
         return TaskHistory([sent.as_acknowledged() for sent in self._by_task[task_id] if sent.is_kept])

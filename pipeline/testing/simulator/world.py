@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Callable, Iterable
 from typing import Final
 
-from pipeline.core.tasks import DurationMs, InstantMs, Offset
+from pipeline.core.tasks import DurationMs, Offset
 from pipeline.testing.memory_cluster import MemoryCluster, NewRecord
 from pipeline.testing.memory_consumers import PlainConsumerCodec
 from pipeline.testing.memory_group import MemoryGroup
@@ -24,6 +24,7 @@ POISON: Final = "poison"
 """What the ids of tasks begin with whose due record the brokers refuse."""
 HEARTBEAT_MS: Final = 2_000
 _LOOK_AGAIN_S: Final = 0.05
+_CLEANER_S: Final = 0.2
 _PATIENCE_MS: Final = 180_000
 _QUIET_MS: Final = 3_000
 _TRANSACTION_TIMEOUT_MS: Final = 10_000
@@ -52,6 +53,7 @@ class World:
         self.deposed: set[str] = set()
         self._lives = 0
         self._running: list[asyncio.Task[None]] = []
+        self._is_cleaning = False
         self._settings = simulated_settings(
             retention_ms=DurationMs(shape.retention_ms),
             offline_max_ms=DurationMs(shape.offline_max_ms),
@@ -128,13 +130,32 @@ class World:
         return place.position if place is not None and place.topic_id == topic_id else Offset(0)
 
     def compact(self) -> None:
-        """As the log cleaner would at its worst moment: of `task-events` only what was read for certain."""
+        """As the log cleaner would at its worst moment: of `task-events` only what was read for certain.
+
+        From then on it comes again and again, and forgets deletions as soon as it may.
+        """
+        self._compact()
+        if not self._is_cleaning and self._deletions_kept_ms <= _PATIENCE_MS:
+            self._is_cleaning = True
+            self._running.append(asyncio.create_task(self._go_on_compacting()))
+
+    @property
+    def _deletions_kept_ms(self) -> int:
+        """`delete.retention.ms`: the longest absence of a local table; clocks may differ by as much as they do here."""
+        return self.shape.offline_max_ms + self.shape.skew_ms
+
+    async def _go_on_compacting(self) -> None:
+        while True:
+            await asyncio.sleep(_CLEANER_S)
+            self._compact()
+
+    def _compact(self) -> None:
         self.upstream.settle()
-        # Tombstones outlast the longest absence of a local table; clocks may differ by as much as they do here.
-        before_ms = InstantMs(self.clock.now_ms() - self.shape.offline_max_ms - self.shape.skew_ms)
+        now_ms = self.clock.now_ms()
         for partition in range(self.shape.partitions):
             position = self.position(partition)
-            self.cluster.log("task-state", partition).compact(tombstones_before_ms=before_ms)
+            log = self.cluster.log("task-state", partition)
+            log.compact(now_ms=now_ms, delete_retention_ms=self._deletions_kept_ms)
             self.cluster.log(EVENTS, partition).compact(before=position)
 
     def _life(self) -> int:
