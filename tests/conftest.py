@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import secrets
+import signal
 import socket
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,6 +17,9 @@ from pipeline.embedded import KAFKA_VERSION, EmbeddedBroker
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+
+# A shell that starts the tests in the background lets them ignore Ctrl-C, and with them all that they start.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 _DOCKER_SOCKET = Path("/var/run/docker.sock")
 _DOCKER_START_TIMEOUT_S = 120

@@ -59,7 +59,8 @@ def up(
     """Start what is needed: Kafka unless one is configured, the topics, and an agent. Ctrl-C stops what it started."""
     output = Output(as_json=as_json)
     for name in (signal.SIGTERM, signal.SIGHUP):  # a supervisor's stop, and a terminal that was closed
-        signal.signal(name, _as_interrupt)
+        if signal.getsignal(name) is not signal.SIG_IGN:  # under nohup it goes on without its terminal
+            signal.signal(name, _as_interrupt)
     undo: list[Callable[[], object]] = []
     try:
         process, started = _start(output, undo, detached=detach)

@@ -51,12 +51,11 @@ def _run(environment: Environment, *arguments: str) -> tuple[int, Any, str]:
     return ran.returncode, msgspec.json.decode(ran.stdout), ran.stderr
 
 
-def _up(environment: Environment, log: Path) -> tuple[subprocess.Popen[str], Any]:
+def _up(environment: Environment, log: Path, *under: str) -> tuple[subprocess.Popen[str], Any]:
     """`duetasks up` in the foreground, and what it says it started."""
+    command = [*under, *_duetasks("up", "--json")]
     with log.open("w") as stderr:
-        process = subprocess.Popen(
-            _duetasks("up", "--json"), env=environment, stdout=subprocess.PIPE, stderr=stderr, text=True
-        )
+        process = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=stderr, text=True)
     assert process.stdout is not None
     line = process.stdout.readline()  # ends at the latest when `up` gives up by itself
     assert line, log.read_text()
@@ -64,12 +63,14 @@ def _up(environment: Environment, log: Path) -> tuple[subprocess.Popen[str], Any
 
 
 def test_ctrl_c_stops_all_that_up_started(environment: Environment, tmp_path: Path) -> None:
-    """A broker left behind would keep its memory and its port until somebody wonders."""
-    process, started = _up(environment, tmp_path / "up.log")
+    """A broker left behind would keep its memory and its port; under nohup a closed terminal stops nothing."""
+    process, started = _up(environment, tmp_path / "up.log", "nohup")
+    process.send_signal(signal.SIGHUP)
     code, broker, _ = _run(environment, "broker", "status")
     assert (code, broker["bootstrap_servers"]) == (0, started["bootstrap_servers"])
     assert len(started["topics_created"]) == 6
     assert psutil.pid_exists(started["agent_pid"])
+    assert "Stopping" not in (tmp_path / "up.log").read_text()
 
     process.send_signal(signal.SIGINT)
 

@@ -7,6 +7,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
+import msgspec
 import pytest
 from confluent_kafka import Consumer, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
@@ -15,44 +16,80 @@ from pipeline.adapters.kafka_admin import KafkaAdmin
 from pipeline.adapters.kafka_offsets import KafkaOffsets
 from pipeline.adapters.kafka_transaction import KafkaTransaction
 from pipeline.config import Settings
+from pipeline.embedded import EmbeddedBroker
 from tests.integration.due_topics import PARTITIONS, DueTopics, run_until_idle, tasks
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Iterator
     from pathlib import Path
 
     from pipeline.core.effects import DueTask
-    from pipeline.embedded import EmbeddedBroker
     from pipeline.service.consumer.task_handling import TaskContext
 
 pytestmark = pytest.mark.integration
 
-TOPICS = frozenset({"state", "due", "dead"})
+TOPICS = ("state", "due", "dead")
 TIMEOUT_MS = 1_000
 ATTEMPTS = 5
 
 
-def leave_hanging(
-    broker: EmbeddedBroker,
-    transactional_id: str,
-    topics: tuple[str, ...],
-    *,
-    group_offset: tuple[str, TopicPartition] | None = None,
-) -> None:
-    """Kill the broker with a transaction open; the time-out passes before it has a leader for its partitions again.
+class Hanging(msgspec.Struct, frozen=True, kw_only=True):
+    """A broker with two transactions that hang: of an owner on `state` and `due`, and of a group of `tasks`."""
 
-    Whether it looks for late transactions just then is a matter of luck on a busy machine: it is tried a few times.
-    `group_offset`: a group and a place that the transaction would let it commit.
+    servers: str
+    offsets: KafkaOffsets
+    tasks: DueTopics
+
+
+@pytest.fixture(scope="module")
+def hanging(tmp_path_factory: pytest.TempPathFactory, kafka_cache_dir: Path) -> Iterator[Hanging]:
+    """Killed with transactions open, it looks for late ones before it has a leader for their partitions again.
+
+    Whether it does is a matter of luck on a busy machine: it is tried a few times.
     """
-    servers = broker.start().bootstrap_servers
-    offsets = KafkaOffsets(AdminClient({"bootstrap.servers": servers, "log_level": 0}))
+    folder = tmp_path_factory.mktemp("hanging")
+    settings = {
+        "transaction.abort.timed.out.transaction.cleanup.interval.ms": "1000",
+        # So long it leads nothing after a kill: longer than a start takes on a busy machine.
+        "broker.session.timeout.ms": "12000",
+    }
+    broker = EmbeddedBroker(folder / "broker", cache_dir=kafka_cache_dir, settings=settings)
+    try:
+        servers = broker.start().bootstrap_servers
+        admin = AdminClient({"bootstrap.servers": servers, "log_level": 0})
+        for future in admin.create_topics([NewTopic(topic, 1, 1) for topic in TOPICS]).values():
+            future.result(10)
+        due_topics = DueTopics(
+            Settings(
+                bootstrap_servers=servers,
+                data_dir=folder / "data",
+                partitions=PARTITIONS,
+                session_timeout_ms=3_000,
+                transaction_timeout_ms=5_000,
+            )
+        )
+        due_topics.emit(*tasks(20))
+        made = Hanging(servers=servers, offsets=KafkaOffsets(admin), tasks=due_topics)
+        leave_hanging(broker, made)
+        yield made
+    finally:
+        broker.kill()
+
+
+def leave_hanging(broker: EmbeddedBroker, made: Hanging) -> None:
+    """Kill the broker with both transactions open, until both stay so."""
+    names = made.tasks.names
+    topic_id = KafkaAdmin(made.tasks.settings.client_config()).identity([names.applied]).topics[names.applied].topic_id
+    place = TopicPartition(names.due, 0, 5)
+    owners, consumers = ("state", "due"), (names.applied, made.tasks.outputs)
     for _ in range(ATTEMPTS):
-        begin_transaction(servers, transactional_id, topics, group_offset)
+        begin_transaction(made.servers, "owner", owners, None)
+        begin_transaction(made.servers, f"duetasks-ledger-{topic_id}-group-0", consumers, ("group", place))
         broker.kill()
         broker.start()
-        if asyncio.run(are_open_for_good(offsets, topics)):
+        if asyncio.run(are_open_for_good(made.offsets, (*owners, *consumers))):
             return
-    raise AssertionError(f"this Kafka ended it by itself, {ATTEMPTS} times: nothing to show")
+    raise AssertionError(f"this Kafka ended one of them by itself, {ATTEMPTS} times: nothing to show")
 
 
 def begin_transaction(
@@ -82,17 +119,6 @@ def begin_transaction(
         member.close()
 
 
-def broker_that_leaves_ends_out(private_broker: Callable[..., EmbeddedBroker]) -> EmbeddedBroker:
-    """One that looks for late transactions so soon after its start that it has no leader yet for the partitions."""
-    return private_broker(
-        settings={
-            "transaction.abort.timed.out.transaction.cleanup.interval.ms": "1000",
-            # So long it leads nothing after a kill: longer than a start takes on a busy machine.
-            "broker.session.timeout.ms": "12000",
-        }
-    )
-
-
 async def are_open_for_good(offsets: KafkaOffsets, topics: tuple[str, ...]) -> bool:
     """Whether a transaction is open in each of them long after every time-out."""
     return all(await asyncio.gather(*(is_open_for_good(offsets, topic) for topic in topics)))
@@ -113,60 +139,33 @@ async def is_open_for_good(offsets: KafkaOffsets, topic: str) -> bool:
     return closed_s is None
 
 
-def test_owner_ends_what_hangs_of_an_earlier_one(private_broker: Callable[..., EmbeddedBroker]) -> None:
+def test_owner_ends_what_hangs_of_an_earlier_one(hanging: Hanging) -> None:
     """Readers would wait for ever, and the next commit of the same id would commit what had been given up."""
-    broker = broker_that_leaves_ends_out(private_broker)
-    servers = broker.start().bootstrap_servers
-    admin = AdminClient({"bootstrap.servers": servers, "log_level": 0})
-    for future in admin.create_topics([NewTopic(topic, 1, 1) for topic in TOPICS]).values():
-        future.result(10)
-    offsets = KafkaOffsets(admin)
-    leave_hanging(broker, "owner", ("state", "due"))
+    offsets = hanging.offsets
 
-    async def acquire() -> set[bool]:
+    async def acquire() -> list[bool]:
         with ThreadPoolExecutor(2) as executor:
             transaction = KafkaTransaction(
-                {"bootstrap.servers": servers},
+                {"bootstrap.servers": hanging.servers},
                 transactional_id="owner",
                 partition=0,
                 state_topic="state",
-                own_topics=TOPICS,
+                own_topics=frozenset(TOPICS),
                 transaction_timeout_ms=5_000,
                 executor=executor,
                 is_open=lambda topic: offsets.is_open(topic, 0),
             )
             await transaction.acquire()
-            found = {await is_open_for_good(offsets, topic) for topic in TOPICS}
+            found = await asyncio.gather(*(is_open_for_good(offsets, topic) for topic in TOPICS))
             await transaction.close()
             return found
 
-    assert asyncio.run(acquire()) == {False}
+    assert asyncio.run(acquire()) == [False] * len(TOPICS)
 
 
-def test_consumer_ends_what_hangs_of_an_earlier_one(
-    private_broker: Callable[..., EmbeddedBroker], tmp_path: Path
-) -> None:
+def test_consumer_ends_what_hangs_of_an_earlier_one(hanging: Hanging) -> None:
     """It would wait for ever for its ledger and its offset, and its next commit would let what was given up happen."""
-    broker = broker_that_leaves_ends_out(private_broker)
-    servers = broker.start().bootstrap_servers
-    topics = DueTopics(
-        Settings(
-            bootstrap_servers=servers,
-            data_dir=tmp_path / "data",
-            partitions=PARTITIONS,
-            session_timeout_ms=3_000,
-            transaction_timeout_ms=5_000,
-        )
-    )
-    topics.emit(*tasks(20))
-    ledger, due = topics.names.applied, topics.names.due
-    topic_id = KafkaAdmin(topics.settings.client_config()).identity([ledger]).topics[ledger].topic_id
-    leave_hanging(
-        broker,
-        f"duetasks-ledger-{topic_id}-group-0",
-        (ledger, topics.outputs),
-        group_offset=("group", TopicPartition(due, 0, 5)),
-    )
+    topics = hanging.tasks
 
     def produce(task: DueTask, context: TaskContext) -> None:
         context.produce(topics.outputs, task.task_id.encode(), b"out")
