@@ -184,9 +184,7 @@ def check_event(event: Event, *, append_at_ms: InstantMs, limits: Limits) -> Rej
     """None if the event may be applied, else why not; the first rule that it breaks, in the order of the file."""
     reason = _identity_fault(event, limits)
     if reason is None and isinstance(event, Schedule):
-        reason = _time_fault(event, append_at_ms, limits)
-        if reason is None and (event.headers or event.target_topic or event.tracking is not None):
-            reason = _content_fault(event, limits)
+        reason = _time_fault(event, append_at_ms, limits) or _content_fault(event, limits)
     if reason is None:
         return None
     code, message = reason

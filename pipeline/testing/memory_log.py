@@ -183,13 +183,16 @@ class MemoryLog:
         for entry in self.entries:
             if entry.offset < limit and _counts(entry) and entry.key is not None:
                 last[entry.key] = entry.offset
-        kept = [entry for entry in self.entries if entry.offset >= limit or last.get(entry.key or b"") == entry.offset]
+        newest = set(last.values())
+        until_ms = InstantMs(now_ms + delete_retention_ms)
         self.entries = [
             entry
-            for entry in kept
+            for entry in self.entries
             if entry.offset >= limit
-            or entry.value is not None
-            or now_ms < self._deleted_until_ms.setdefault(entry.offset, InstantMs(now_ms + delete_retention_ms))
+            or (
+                entry.offset in newest
+                and (entry.value is not None or now_ms < self._deleted_until_ms.setdefault(entry.offset, until_ms))
+            )
         ]
 
     def delete_before(self, offset: Offset) -> None:

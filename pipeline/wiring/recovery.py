@@ -24,9 +24,8 @@ from pipeline.adapters.rocksdb_timer_table import RocksdbTableStore
 from pipeline.adapters.scratch_folder import scratch_folder
 from pipeline.adapters.system_clock import SystemClock
 from pipeline.config import Settings
-from pipeline.core.tasks import DurationMs, InstantMs, Partition
+from pipeline.core.tasks import DurationMs, Partition
 from pipeline.errors import FencedError, NotFoundError, RefusedError, TopicMismatchError, UsageError
-from pipeline.ports import Clock
 from pipeline.service.admission import Admission
 from pipeline.service.owner.settings import OwnerSettings
 from pipeline.service.owner.table_refresh import StateContent, read_content, refresh_table
@@ -84,7 +83,7 @@ async def _from_state(
     threads: ThreadPoolExecutor,
 ) -> list[TableReport]:
     client, topic, codec = settings.client_config(), settings.topics.state, AvroCodec()
-    log, state_log, clock = KafkaPartitionLog(client), KafkaStateLog(client, topic, threads), SystemClock()
+    log, state_log = KafkaPartitionLog(client), KafkaStateLog(client, topic, threads)
     places = [(folder, number) for folder, number in _local_tables(settings.data_dir) if partition in {None, number}]
     if not places:
         raise NotFoundError(f"There are no local tables to rebuild in {settings.data_dir}.")
@@ -96,7 +95,7 @@ async def _from_state(
     reports = [_table_report(settings, folder, number, contents[number]) for folder, number in places]
     if not confirm(reports):
         return reports
-    keeps_deletions_ms = int(KafkaAdmin(client).topics([topic])[topic].settings["delete.retention.ms"])
+    deletions_kept_ms = int(KafkaAdmin(client).topics([topic])[topic].settings["delete.retention.ms"])
     slots = AgentSlot.hold_all(settings.data_dir)
     try:
         for at, (folder, number) in enumerate(places):
@@ -108,7 +107,8 @@ async def _from_state(
                 codec,
                 contents[number],
                 partition=number,
-                is_outdated=partial(_is_past, clock, InstantMs(clock.now_ms() + keeps_deletions_ms)),
+                clock=SystemClock(),
+                deletions_kept_ms=deletions_kept_ms,
                 on_progress=told,
             )
             reports[at] = msgspec.structs.replace(reports[at], put_aside=aside)
@@ -116,10 +116,6 @@ async def _from_state(
         for slot in slots:
             slot.release()
     return reports
-
-
-def _is_past(clock: Clock, instant_ms: InstantMs) -> bool:
-    return clock.now_ms() > instant_ms
 
 
 def _local_tables(data_dir: Path) -> Iterator[tuple[Path, int]]:

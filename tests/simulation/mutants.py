@@ -795,8 +795,8 @@ _RESTORES: Final = (
             ),
             (
                 _ACQUIRE,
-                "is_outdated=lambda: clock.now_ms() - good_ms > offline_max_ms,",
-                "is_outdated=lambda: False,",
+                "until_ms=InstantMs(good_ms + self._settings.offline_max_ms),",
+                "until_ms=InstantMs(2**62),",
             ),
         ),
         breaks=(

@@ -17,6 +17,9 @@ from pipeline.testing.virtual_time import run_virtual
 pytestmark = pytest.mark.simulation
 
 HOUR_MS = 3_600_000
+FORGETS_SOON = simulated_settings(
+    retention_ms=DurationMs(60_000), offline_max_ms=DurationMs(HOUR_MS), heartbeat_interval_ms=600_000
+)
 
 Damage = Callable[[SimulatedWorld, DiskTable], None]
 
@@ -104,10 +107,7 @@ def test_table_older_than_the_tombstones_is_put_aside() -> None:
 
     async def main() -> None:
         world = SimulatedWorld()
-        settings = simulated_settings(
-            retention_ms=DurationMs(60_000), offline_max_ms=DurationMs(HOUR_MS), heartbeat_interval_ms=600_000
-        )
-        agent = await world.started(settings=settings)
+        agent = await world.started(settings=FORGETS_SOON)
         world.schedule("emitted", due_in_ms=1_000)
         world.schedule("pending", due_in_ms=10 * HOUR_MS)
         await world.until(lambda: world.emitted() == ["emitted"])
@@ -117,7 +117,7 @@ def test_table_older_than_the_tombstones_is_put_aside() -> None:
         world.cluster.log("task-state", 0).compact(now_ms=world.clock.now_ms(), delete_retention_ms=0)
         world.disk.put_back(0, old)
 
-        await world.started(settings=settings)
+        await world.started(settings=FORGETS_SOON)
 
         assert list(world.disk.tables[0].rows) == ["pending"]
         assert len(world.disk.aside) == 1
@@ -154,10 +154,7 @@ def test_restore_from_nothing_that_takes_longer_than_deletions_are_kept_begins_a
 
     async def main() -> None:
         world = SimulatedWorld()
-        settings = simulated_settings(
-            retention_ms=DurationMs(60_000), offline_max_ms=DurationMs(HOUR_MS), heartbeat_interval_ms=600_000
-        )
-        agent = await world.started(settings=settings)
+        agent = await world.started(settings=FORGETS_SOON)
         world.schedule("emitted", due_in_ms=1_000)
         pending = [f"pending {number:03}" for number in range(200)]
         for task_id in pending:
@@ -166,7 +163,7 @@ def test_restore_from_nothing_that_takes_longer_than_deletions_are_kept_begins_a
         await world.until(lambda: "emitted" not in world.disk.tables[0].rows)
         await agent.kill()
         world.disk.lose(0)
-        slow = world.agent(settings=settings)
+        slow = world.agent(settings=FORGETS_SOON)
         slow.process.on_step = lambda _: (
             slow.process.freeze() if slow.process.steps.count("state_log.read") > 1 else None
         )

@@ -176,7 +176,6 @@ class Acquisition:
         Raises `CorruptStateError` if that takes until what it had, or read first, is too old.
         """
         good_ms = meta.positions.stamp_ms if meta is not None else stamp_ms
-        clock, offline_max_ms = self._outside.clock, self._settings.offline_max_ms
         restored = await restore_table(
             table,
             codec=self._outside.codec,
@@ -184,7 +183,8 @@ class Acquisition:
             partition=self._settings.partition,
             meta=meta,
             end=end,
-            is_outdated=lambda: clock.now_ms() - good_ms > offline_max_ms,
+            clock=self._outside.clock,
+            until_ms=InstantMs(good_ms + self._settings.offline_max_ms),
             on_progress=self._on_progress,
         )
         self._log.info("table_restored", rows=restored.rows, position=restored.position, end=end, warm=meta is not None)

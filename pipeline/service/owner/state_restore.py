@@ -7,9 +7,9 @@ from typing import TypeVar
 import msgspec
 
 from pipeline.core.positions import FORMAT_VERSION, POSITIONS_KEY, Positions
-from pipeline.core.tasks import Offset, TaskId, index_entry
+from pipeline.core.tasks import InstantMs, Offset, TaskId, index_entry
 from pipeline.errors import CorruptStateError, RefusedError
-from pipeline.ports import Codec, StateLog, TableMeta, TableRow, TimerTable
+from pipeline.ports import Clock, Codec, StateLog, TableMeta, TableRow, TimerTable
 
 __all__ = ["Restored", "decode_meta", "encode_meta", "restore_table"]
 
@@ -45,15 +45,16 @@ async def restore_table(
     partition: int,
     meta: TableMeta | None,
     end: Offset,
-    is_outdated: Callable[[], bool],
+    clock: Clock,
+    until_ms: InstantMs,
     on_progress: Progress,
 ) -> Restored:
     """Read `task-state` on from where `meta` says (None: the table is new), up to `end`.
 
     A record that can't be read is passed over if a later one of its key replaces it, as after a rebuild.
-    `is_outdated` tells whether the brokers may have forgotten deletions of rows that the table has, because it was
-    away, or the restore has taken, longer than they keep them. Raises `RefusedError` if the state needs a newer reader
-    or can't be read, `CorruptStateError` if the table can't be or is outdated, `UnavailableError`. `on_progress` hears
+    After `until_ms` by `clock` the brokers may have forgotten deletions of rows that the table has: it was away, or the
+    restore has taken, longer than they keep them. Raises `RefusedError` if the state needs a newer reader or can't be
+    read, `CorruptStateError` if the table can't be or it is too late, `UnavailableError`. `on_progress` hears
     (position, end).
     """
     positions = meta.positions if meta is not None else None
@@ -72,7 +73,7 @@ async def restore_table(
                         await _refuse_what_stays_unreadable(codec, state_log, partition, position, end)
                         is_checked = True
                     found, rows = _decoded_chunk(table, codec, _readable(codec, latest, partition), partition)
-                if is_outdated():
+                if clock.now_ms() > until_ms:
                     raise CorruptStateError("it grew too old while it was restored: deletions may be gone by now")
                 positions = positions if found is None else found
                 position = chunk.position

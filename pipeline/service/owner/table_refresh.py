@@ -5,9 +5,9 @@ from collections.abc import Callable
 import msgspec
 
 from pipeline.core.positions import POSITIONS_KEY, Positions
-from pipeline.core.tasks import Offset
+from pipeline.core.tasks import InstantMs, Offset
 from pipeline.errors import CorruptStateError, RefusedError
-from pipeline.ports import Codec, StateLog, TableStore
+from pipeline.ports import Clock, Codec, StateLog, TableStore
 from pipeline.service.owner.state_restore import restore_table
 
 __all__ = ["StateContent", "read_content", "refresh_table"]
@@ -60,15 +60,17 @@ async def refresh_table(
     content: StateContent,
     *,
     partition: int,
-    is_outdated: Callable[[], bool],
+    clock: Clock,
+    deletions_kept_ms: int,
     on_progress: Progress,
 ) -> str:
-    """Where the old table went; the new one has the rows of `content`. `is_outdated` as in `restore_table`.
+    """Where the old table went; the new one has the rows of `content`.
 
     If `task-state` holds nothing of the partition, the old table is put aside and none takes its place: what the agent
     does then is the agent's rule. Raises `UnavailableError` if somebody has the table open, `CorruptStateError` if the
-    restore took too long.
+    restore took longer than the topic keeps deletions.
     """
+    until_ms = InstantMs(clock.now_ms() + deletions_kept_ms)
     aside = store.put_aside(partition, "duetasks rebuild --from state")
     if content.positions is None:
         return aside
@@ -81,7 +83,8 @@ async def refresh_table(
             partition=partition,
             meta=None,
             end=content.end,
-            is_outdated=is_outdated,
+            clock=clock,
+            until_ms=until_ms,
             on_progress=on_progress,
         )
     finally:
